@@ -51,6 +51,9 @@ class ExpectedReuse:
         self._births = 0
         self._new: list[int] = []
         """Slots of pages that came and were not used yet, or not when they came here."""
+        self._freed = _NO_PARENT
+        """A slot whose last page behind it just left. Most often it leaves next, so it is among the ends only once
+        anything else happens."""
         # By slot:
         self._state = bytearray()
         self._class = bytearray()
@@ -69,6 +72,8 @@ class ExpectedReuse:
             self._grow(slot + 1)
         elif self._state[slot]:
             self.remove(slot)
+        if self._freed >= 0:
+            self._enter_freed()
         number = xxhash.xxh3_64_intdigest(key)
         self._clock += 1
         self._pages += 1
@@ -108,14 +113,23 @@ class ExpectedReuse:
             return
         if self._new:
             self._settle()
-        self._leave_ends(slot)
+        if slot == self._freed:
+            self._freed = _NO_PARENT
+        else:
+            if self._freed >= 0:
+                self._enter_freed()
+            self._leave_ends(slot)
         self._state[slot] = _ABSENT
         self._pages -= 1
         self._trial.left(self._number[slot], lost=lost)
         if lost:
             self._odds.was_lost(self._class[slot])
-            self._ghosts.add(self._number[slot], self._class[slot], self._used[slot], self._clock, self._pages + 1)
-        self._orphan(slot)
+            self._ghosts.add(self._number[slot], self._class[slot], self._used[slot], self._pages + 1)
+        parent = self._parent_of(slot)
+        if parent >= 0:
+            self._children[parent] -= 1
+            if not self._children[parent]:
+                self._freed = parent
 
     def remembers(self, key: bytes) -> bool:
         """Whether this page left and did not come back."""
@@ -125,6 +139,8 @@ class ExpectedReuse:
         """The least worth first; while LRU hits more, of few those that LRU would no longer have, then the oldest."""
         if self._new:
             self._settle()
+        if self._freed >= 0:
+            self._enter_freed()
         if not self._trial.hits_more:
             yield from self._leaving(self._by_value, self._value.__getitem__)
             return
@@ -164,6 +180,8 @@ class ExpectedReuse:
         pages = [slot for slot in dict.fromkeys(slots) if slot < known and states[slot]]
         if not pages:
             return
+        if self._freed >= 0:
+            self._enter_freed()
         again: dict[tuple[int, int], int] = {}
         wanted: list[int] = []
         uses = []
@@ -199,17 +217,20 @@ class ExpectedReuse:
         """Give the pages of one use, head first, their classes and values, and those places that may leave."""
         classes = [class_of(count, prefix_uses, new) for count in uses]
         value = {page_class: self._odds.value(page_class) for page_class in dict.fromkeys(classes)}
-        parent = -1
+        before, link = _NO_PARENT, _NO_PARENT
+        values, born, parents, children = self._value, self._born, self._parent, self._children
+        clock = self._clock
         for slot, page_class in zip(pages, classes, strict=True):
-            self._leave_ends(slot)
+            if values[slot] >= 0:
+                self._leave_ends(slot)
             self._class[slot] = page_class
-            self._used[slot] = self._clock
-            self._value[slot] = value[page_class]
-            if parent >= 0 and self._parent_of(slot) < 0:
-                self._adopt(slot, parent)
-            parent = slot
+            self._used[slot] = clock
+            values[slot] = value[page_class]
+            if before >= 0 and parents[slot] != link and self._parent_of(slot) < 0:
+                self._adopt(slot, before)
+            before, link = slot, born[slot] << 32 | slot
         for slot in pages:
-            if not self._children[slot]:
+            if not children[slot]:
                 self._enter_ends(slot)
 
     def _settle(self) -> None:
@@ -243,13 +264,9 @@ class ExpectedReuse:
         self._leave_ends(parent)
         self._children[parent] += 1
 
-    def _orphan(self, slot: int) -> None:
-        """It is behind its parent no more."""
-        parent = self._parent_of(slot)
-        if parent >= 0:
-            self._children[parent] -= 1
-            if not self._children[parent]:
-                self._enter_ends(parent, first=True)
+    def _enter_freed(self) -> None:
+        slot, self._freed = self._freed, _NO_PARENT
+        self._enter_ends(slot, first=True)
 
     def _enter_ends(self, slot: int, *, first: bool = False) -> None:
         self._by_value.add(slot, self._value[slot], first=first)

@@ -50,14 +50,17 @@ class Ghosts:
         self._buckets = 0
         self._level = _BITS
         """The bits of the hash that say the bucket of those that were not split yet at this level."""
+        self._grown_for = -1
+        """The table is as large as it is to be with so many pages."""
 
     def __len__(self) -> int:
         """Places."""
         return len(self._records)
 
-    def add(self, number: int, page_class: int, used: int, clock: int, pages: int) -> None:
-        """A page left, when there were so many pages; ``used`` and ``clock``: its last use and now, in references."""
-        self._grow(places_for(pages))
+    def add(self, number: int, page_class: int, used: int, pages: int) -> None:
+        """A page left, when there were so many pages; ``used``: its last use, in references."""
+        if pages > self._grown_for:
+            self._grow(pages)
         first = self._find(number) * _WAYS
         record = (number >> _BITS & _TAG) << 32 | (used >> _UNIT_BITS & _STAMP) << _CLASS_BITS | page_class + 1
         records = self._records
@@ -95,12 +98,14 @@ class Ghosts:
         bucket = number & ((2 << self._level) - 1)
         return bucket if bucket < self._buckets else bucket & ((1 << self._level) - 1)
 
-    def _grow(self, places: int) -> None:
+    def _grow(self, pages: int) -> None:
+        places = places_for(pages)
         if not self._buckets:
             self._buckets = 1 << _BITS
             self._records.frombytes(_EMPTY * self._buckets)
         for _ in range(_SPLITS):
             if (self._buckets + 1) * _WAYS > places:
+                self._grown_for = pages
                 return
             self._split()
 

@@ -18,7 +18,7 @@ def test_what_left_is_remembered_once() -> None:
     [number, other] = numbers(2)
     assert number not in ghosts
     assert ghosts.take(number, 100) is None
-    ghosts.add(number, 224, 160, 320, 10)
+    ghosts.add(number, 224, 160, 10)
     assert number in ghosts
     assert ghosts.take(other, 480) is None
     assert ghosts.take(number, 480) == Ghost(224, 320)
@@ -29,9 +29,9 @@ def test_what_left_is_remembered_once() -> None:
 def test_a_hash_of_zeros_is_one_like_others() -> None:
     ghosts = Ghosts()
     [other] = numbers(1)
-    ghosts.add(other, 3, 0, 0, 10)
+    ghosts.add(other, 3, 0, 10)
     assert 0 not in ghosts
-    ghosts.add(0, 0, 0, 0, 10)
+    ghosts.add(0, 0, 0, 10)
     assert ghosts.take(0, 16) == Ghost(0, 16)
 
 
@@ -39,7 +39,7 @@ def test_the_table_grows_a_few_places_at_a_time_and_forgets_nothing_while_it_doe
     ghosts, all_ = Ghosts(), numbers(8000)
     places = 0
     for at, number in enumerate(all_):
-        ghosts.add(number, at % 225, 16 * at, 16 * at, 4000)
+        ghosts.add(number, at % 225, 16 * at, 4000)
         assert len(ghosts) - places <= 512 + 16, "64 buckets to begin with, then at most two a page"
         places = len(ghosts)
     kept = [(at, number) for at, number in enumerate(all_) if number in ghosts]
@@ -50,7 +50,7 @@ def test_the_table_grows_a_few_places_at_a_time_and_forgets_nothing_while_it_doe
 def test_sixteen_times_the_pages_are_remembered_the_newest_ones() -> None:
     ghosts, all_ = Ghosts(), numbers(20_000)
     for number in all_:
-        ghosts.add(number, 1, 0, 0, 500)
+        ghosts.add(number, 1, 0, 500)
     assert len(ghosts) <= 16 * 500
     assert sum(number in ghosts for number in all_[-4000:]) > 0.95 * 4000
     assert sum(number in ghosts for number in all_[:4000]) < 0.2 * 4000
@@ -64,19 +64,19 @@ def test_there_is_a_cap_in_bytes_that_grows_with_very_many_pages(monkeypatch: py
     monkeypatch.setattr(table, "MOST_BYTES", 16 << 10)
     ghosts = Ghosts()
     for number in numbers(5000):
-        ghosts.add(number, 1, 0, 0, 200)
+        ghosts.add(number, 1, 0, 200)
         assert len(ghosts._records) * ghosts._records.itemsize <= 16 << 10
 
 
 def test_unknown_hashes_are_seldom_taken_for_known_ones() -> None:
     ghosts = Ghosts()
     for number in numbers(20_000):
-        ghosts.add(number, 1, 0, 0, 2000)
+        ghosts.add(number, 1, 0, 2000)
     assert sum(number in ghosts for number in numbers(20_000, seed=2)) <= 2
 
 
 def test_ages_go_on_when_their_clock_begins_again() -> None:
     ghosts = Ghosts()
     [number] = numbers(1)
-    ghosts.add(number, 1, (1 << 28) * 5 - 1600, (1 << 28) * 5 - 160, 10)
+    ghosts.add(number, 1, (1 << 28) * 5 - 1600, 10)
     assert ghosts.take(number, (1 << 28) * 5 + 1600) == Ghost(1, 3200)

@@ -58,4 +58,4 @@ def test_the_conversation_trace() -> None:
     requests = read_trace(Path(CONVERSATIONS))
     prompts = [request.hash_ids for request in requests]
     pages = unique_blocks(requests) * 5 // 100
-    assert hit_blocks(prompts, pages, ExpectedReuse()) / sum(map(len, prompts)) >= 0.228
+    assert hit_blocks(prompts, pages, ExpectedReuse()) / sum(map(len, prompts)) >= 0.226
