@@ -200,7 +200,7 @@ device-run: ## all that a new device is asked, in parts A, B and C of ten minute
 	PYTHONPATH=.$(BEHIND) $(CUDA_PYTHON) benchmarks/device_run.py $(PART) $(DRY)
 
 bench-vllm: $(VLLM)/.ready ## time to vLLM's first token with kvstore, without, and with other connectors
-	PYTHONPATH=.$(BEHIND) $(VLLM)/bin/python benchmarks/vllm_first_token.py $(BENCH_VLLM)
+	PYTHONPATH=.:tests/fixtures$(BEHIND) $(VLLM)/bin/python benchmarks/vllm_first_token.py $(BENCH_VLLM)
 
 bench-sglang: $(SGLANG)/.ready ## time to SGLang's first token with kvstore, and with SGLang's own file backend
 	PYTHONPATH=.:tests/fixtures$(BEHIND) $(SGLANG)/bin/python benchmarks/sglang_first_token.py $(BENCH_SGLANG)

@@ -25,10 +25,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from made_models import write_llama
+
 import kvstore
 from kvstore.cli.bench.node_process import serving
 from kvstore.layout import Layout
-from tests.sglang.model import write_llama
 from tests.sglang.server import PAGE_SIZE, ServerProcess, Starter, backend
 
 ARENA_BYTES = 1 << 30

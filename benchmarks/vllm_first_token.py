@@ -27,13 +27,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from made_models import write_llama
 
 import kvstore
 from kvstore.cli.bench.node_process import serving
 from kvstore.cli.bench.timing import ProcessorCaches, seconds_of
 from kvstore.layout import Layout
 from tests.vllm.engine import BLOCK_SIZE, EngineError, EngineProcess, transfer_config
-from tests.vllm.model import write_llama
 
 ARENA_BYTES = 4 << 30
 MODEL = {

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_models import ModelFolders
 from node_process import NodeProcess
 
 HERE = Path(__file__).parent
@@ -26,17 +27,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """The folder of a model by the name and arguments of its writer, written when it is asked for first."""
-    from tests.sglang import model as writers
-
-    base = tmp_path_factory.mktemp("models")
-
-    def model(name: str = "llama", **arguments: Any) -> Path:
-        folder: Path = base / "-".join([name, *(str(each) for each in arguments.values())])
-        return folder if folder.exists() else getattr(writers, f"write_{name}")(folder, **arguments)
-
-    return model
+def models(tmp_path_factory: pytest.TempPathFactory) -> ModelFolders:
+    """Models by the name and the arguments of their writers."""
+    return ModelFolders(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture

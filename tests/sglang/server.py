@@ -97,7 +97,7 @@ class ServerProcess:
 
     Args:
         starter: forks it.
-        model: a folder of :mod:`tests.sglang.model`.
+        model: a folder of :mod:`made_models`.
         log: file that takes what the process prints.
         extra: ``--hicache-storage-backend-extra-config``; None is SGLang without a storage backend.
         layout: ``--hicache-mem-layout``.

@@ -35,7 +35,7 @@ def test_layouts_types_models_and_revisions(
         ("another layout", {"model": folder, "layout": "page_first"}),
         ("another type", {"model": folder, "dtype": "bfloat16"}),
         ("another type of keys and values", {"model": folder, "flags": ("--kv-cache-dtype", "bfloat16")}),
-        ("another model", {"model": models(seed=1)}),
+        ("another model", {"model": models(seed=2)}),
         ("another tenant", {"model": folder, "extra": backend(node.url, tenant="somebody")}),
     ]
     for what, options in others:
@@ -43,12 +43,12 @@ def test_layouts_types_models_and_revisions(
         assert server.answer(tokens).stored == 0, what
         server.stop()
     # A third revision of the weights in the same folder, of the same size.
-    shutil.copyfile(models(seed=2) / "model.safetensors", folder / "model.safetensors")
+    shutil.copyfile(models(seed=3) / "model.safetensors", folder / "model.safetensors")
     third = start_server(backend(node.url), model=folder)
     assert third.answer(tokens).stored == 0, "another revision"
     third.stop()
     # Other weights in the same folder, of the same size.
-    shutil.copyfile(models(seed=1) / "model.safetensors", folder / "model.safetensors")
+    shutil.copyfile(models(seed=2) / "model.safetensors", folder / "model.safetensors")
     revised = start_server(backend(node.url), model=folder)
     assert revised.answer(tokens).stored == TOKENS - PAGE_SIZE, "as the other model: what people call it is no matter"
     revised.stop()

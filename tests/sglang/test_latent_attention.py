@@ -17,6 +17,30 @@ pytestmark = pytest.mark.timeout(600)
 
 PROMPT = 800
 WHOLE = PROMPT - PAGE_SIZE
+SHAPE = {
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 24,
+    "v_head_dim": 32,
+    "moe_intermediate_size": 256,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_layer_freq": 1,
+    "rope_scaling": {
+        "type": "yarn",  # on a CPU SGLang rotates in no other way
+        "factor": 2.0,
+        "original_max_position_embeddings": 1024,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    },
+}
 
 
 @pytest.mark.parametrize("layout", ["page_first_direct", "page_first", "layer_first"])
@@ -28,7 +52,7 @@ def test_what_two_ranks_stored_one_finds(
     prompt: Callable[..., list[int]],
 ) -> None:
     tokens = prompt(PROMPT)
-    options = {"model": models("deepseek"), "layout": layout}
+    options = {"model": models("deepseek", **SHAPE), "layout": layout}
     two = {"flags": ("--tp", "2"), "environment": {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}}
     server = start_server(backend(node.url), **options, **two)
     cold = server.answer(tokens)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_models import ModelFolders
 from node_process import NodeProcess
 
 HERE = Path(__file__).parent
@@ -34,18 +35,9 @@ def recurrent_kernels() -> None:
 
 
 @pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a model by name, written when it is asked for first: ``llama``, ``hybrid``, ``recurrent``,
-    ``deepseek``, ``idefics``, ``worded``, ``lora`` (:mod:`tests.vllm.model`)."""
-    from tests.vllm import model as writers
-
-    base = tmp_path_factory.mktemp("models")
-
-    def model(name: str) -> Path:
-        folder: Path = base / name
-        return folder if folder.exists() else getattr(writers, f"write_{name}")(folder)
-
-    return model
+def models(tmp_path_factory: pytest.TempPathFactory) -> ModelFolders:
+    """Models by name: ``llama``, ``hybrid``, ``recurrent``, ``deepseek``, ``idefics``, ``worded``, ``lora``."""
+    return ModelFolders(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ class Prompt:
     """A request.
 
     ``params`` are its ``kv_transfer_params``, ``lora`` the folder of an adapter, ``salt`` its cache salt, ``picture``
-    the number of the picture that stands in it, in place of one token (:data:`tests.vllm.model.PICTURE`), ``sampling``
+    the number of the picture that stands in it, in place of one token (:data:`made_models.PICTURE`), ``sampling``
     the fields of vLLM's ``SamplingParams`` that differ from those of a greedy answer to the last token.
     """
 
@@ -138,7 +138,7 @@ class EngineProcess:
     """vLLM in a process of its own, from construction until :meth:`close`, which lets it shut down in order.
 
     Args:
-        model: a folder of :mod:`tests.vllm.model`.
+        model: a folder of :mod:`made_models`.
         log: file that takes what the process prints.
         transfer: ``kv_transfer_config``; None is vLLM without a connector.
         environment: variables that differ, such as ``PYTHONHASHSEED``.

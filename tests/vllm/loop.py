@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from made_models import LAYERS
 from vllm import SamplingParams
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
@@ -48,8 +49,6 @@ from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
-
-from tests.vllm.model import LAYERS
 
 try:  # releases that plan in a module of its own group the layers apart, too
     from vllm.v1.core.kv_cache_planning import get_global_kv_cache_groups, get_kv_cache_configs
@@ -91,7 +90,7 @@ class Loop:
     """One engine, step by step.
 
     Args:
-        model: a folder of :mod:`tests.vllm.model`: only its configuration is read.
+        model: a folder of :mod:`made_models`: only its configuration is read.
         transfer: ``kv_transfer_config``; None is vLLM without a connector.
         num_blocks: of the KV cache, the null block included.
         kind: of the layers: "full"; "mla", full with one latent head; "unlike", full with one head or

@@ -33,7 +33,7 @@ class ServerProcess:
     """``python -m vllm.entrypoints.openai.api_server``. Answers carry token ids: the model has no tokenizer.
 
     Args:
-        model: a folder of :mod:`tests.vllm.model`.
+        model: a folder of :mod:`made_models`.
         log: file that takes what the process prints.
         transfer: ``--kv-transfer-config``; None is vLLM without a connector.
         environment: variables that differ.

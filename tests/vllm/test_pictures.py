@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from made_models import PICTURE, PICTURE_TOKENS
 
 from tests.vllm.engine import Prompt
-from tests.vllm.model import PICTURE, PICTURE_TOKENS
 
 OPTIONS = {"skip_tokenizer_init": False}  # vLLM looks for a picture's place by its name
 

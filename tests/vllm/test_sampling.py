@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
+from made_models import WORDS
 
 from tests.vllm.engine import BLOCK_SIZE, Answers, Prompt
-from tests.vllm.model import WORDS
 
 NUM_TOKENS = 200
 OPTIONS = {"skip_tokenizer_init": False}  # what is allowed next is known by the tokens' names
