@@ -169,7 +169,7 @@ class Follower:
         """The writers whose packs this one is to take over now."""
         now = self._clock()
         living = [writer for writer, seen in self._seen.items() if now - seen.changed_at < self._silence]
-        left = self._writer.share - self._catalog.used_bytes
+        left = self._writer.share - self._writer.used_bytes
         chosen = []
         for writer, seen in self._seen.items():
             room = self._catalog.bytes_of_writer(writer) <= left
@@ -193,7 +193,9 @@ class Follower:
         Raises:
             OSError: that can't be done now; it is tried again.
         """
-        seen = self._seen[writer]
+        seen = self._seen.get(writer)
+        if seen is None:
+            return
         listed = self._bucket.list(names.index_of(writer))
         paths = _index_paths(listed)
         contents, all_read = self._read(paths[::-1])
@@ -212,13 +214,13 @@ class Follower:
             return
         taken = self._writer.adopt(contents)
         named = {pack.name for content in contents for pack, _ in content.packs}
-        leaving: list[Listed] = []
-        for each in self._bucket.list(names.packs_of(writer)):
-            name = names.parse_pack(each.path)
-            # What nobody was told of is half of a write; what another one has taken over is known by its index.
-            if name is not None and name not in taken and (name in named or not self._catalog.knows(name)):
-                leaving.append(each)
-        self._bucket.delete([each.path for each in leaving])
+        packs = [(each, names.parse_pack(each.path)) for each in self._bucket.list(names.packs_of(writer))]
+        here = [(each.path, name) for each, name in packs if name is not None and name not in taken]
+        if any(name not in named and not self._catalog.knows(name) for _, name in here):
+            self._ask_living()  # one of them may just have taken over the same, and have deleted what told of it
+        # What nobody was told of is half of a write; what another one has taken over is known by its index.
+        leaving = [path for path, name in here if name in named or not self._catalog.knows(name)]
+        self._bucket.delete(leaving)
         self._writer.sweep(named - taken)
         ends = [names.heartbeat_path(writer), names.heartbeat_path(writer, closed=True), names.use_path(writer)]
         self._bucket.delete([*(each.path for each in listed), *ends])
@@ -230,6 +232,14 @@ class Follower:
             len(taken),
             len(leaving),
         )
+
+    def _ask_living(self) -> None:
+        """Read all that those have told who live, whether or not their heartbeats say that there is more."""
+        self.poll()
+        now = self._clock()
+        for writer, seen in self._seen.items():
+            if not seen.closed and now - seen.changed_at < self._silence:
+                self._follow(writer, seen)
 
     # -- uses and doubts ---------------------------------------------------------------------------------------------
 

@@ -95,12 +95,12 @@ class TestReads:
         """It waits for another look, perhaps; reads go on meanwhile."""
         tier = open_objects(interval=3600.0)
         assert all(tier.write(PAGES))
-        with tier._polling:
+        with tier._rounds._polling:
             for _ in range(40):
-                assert not tier._refresh(time.monotonic())
+                assert not tier._rounds.refresh(time.monotonic())
             assert tier.health().state is TierState.OK
             assert all(read_pages(tier, PAGES))
-        assert tier._refresh(time.monotonic() + 30.0)
+        assert tier._rounds.refresh(time.monotonic() + 30.0)
 
 
 class TestWrites:
@@ -126,6 +126,21 @@ class TestWrites:
         server.faults = Faults()
         eventually(lambda: not server.names("fleet/packs/"), "it is deleted")
         assert all(tier.write(PAGES))
+
+    def test_a_pack_that_arrives_behind_its_deletion_is_deleted_again(
+        self, open_objects: Open, server: S3Server
+    ) -> None:
+        tier = open_objects(interval=3600.0)
+        server.faults = Faults(status=403, only=packs_alone)
+        assert tier.write(PAGES) == [False] * 12
+        server.faults = Faults()
+        tier._rounds.keep_house()
+        (name,) = {name for method, name in server.requests if method == "PUT" and packs_alone(method, name)}
+        server.put(name, b"what was on its way")
+        assert all(tier.write(PAGES))
+        tier._rounds.keep_house()
+        assert name not in server.names()
+        assert all(read_pages(tier, PAGES))
 
     def test_no_number_of_an_index_object_is_used_twice(self, open_objects: Open, server: S3Server) -> None:
         """One whose writing failed may be there all the same, and others read each number once."""
@@ -156,6 +171,15 @@ class TestWrites:
 
 
 class TestOthers:
+    def test_why_requests_fail_is_said(self, open_objects: Open, server: S3Server) -> None:
+        tier = open_objects(deadline=0.2, interval=3600.0)
+        server.faults.delay = 1.0
+        with pytest.raises(OSError, match="timed out"):
+            tier._bucket.get("x")
+        server.close()
+        with pytest.raises(OSError, match="connection refused"):
+            tier._bucket.get("x")
+
     def test_late_lists_make_pages_late_and_nothing_else(self, open_objects: Open, server: S3Server) -> None:
         tier, other = open_objects(), open_objects()
         server.faults.lists_late = 1.0
