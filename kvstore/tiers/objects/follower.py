@@ -40,6 +40,8 @@ class _Seen:
 
     mark: str
     """Of its heartbeat."""
+    content: str
+    """Of it as well: the same while there is nothing new."""
     changed_at: float
     """When that was seen to change last."""
     closed: bool = False
@@ -85,26 +87,29 @@ class Follower:
         self._use_marks: dict[bytes, str] = {}
 
     def poll(self, *, ask_all: bool = False) -> None:
-        """Look which writers there are, and read what those have told that have told anything.
+        """Look which writers there are, and read what those have told that have told anything: one request, where
+        nobody has.
 
         Args:
-            ask_all: whether to look at those as well whose heartbeats are the same as before: what they have told since
+            ask_all: whether to look at those as well whose heartbeats say the same as before: what they have told since
                 the last one is in none of them.
 
         Raises:
             OSError: not everything could be read; the next call goes on.
         """
         now = self._clock()
-        marks: dict[bytes, tuple[str, bool]] = {}
+        marks: dict[bytes, tuple[str, str, bool]] = {}
         for each in self._bucket.list(names.WRITERS):
             parsed = names.parse_heartbeat(each.path) if each.size <= _MOST_HEARTBEAT else None
             if parsed is not None and parsed[0] != self._writer.name:
-                before = marks.get(parsed[0], ("", False))
-                marks[parsed[0]] = before[0] + each.mark, before[1] or parsed[1]
-        for writer, (mark, closed) in marks.items():
-            seen = self._seen.setdefault(writer, _Seen(mark, now))
+                mark, content, closed = marks.get(parsed[0], ("", "", False))
+                marks[parsed[0]] = mark + each.mark, f"{content}{each.path} {each.content}", closed or parsed[1]
+        for writer, (mark, content, closed) in marks.items():
+            seen = self._seen.setdefault(writer, _Seen(mark, content, now))
             if seen.mark != mark:
-                seen.mark, seen.changed_at, seen.behind = mark, now, True
+                seen.mark, seen.changed_at = mark, now
+            if seen.content != content:
+                seen.content, seen.behind = content, True
             seen.closed, seen.missing = closed, 0
         for writer in [writer for writer in self._seen if writer not in marks]:
             self._seen[writer].missing += 1

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from made_pages import make_page, read_pages
 from s3_server import Faults, S3Server
 
-from kvstore.errors import ResourceError
+from kvstore.errors import ConfigError, ResourceError
 from kvstore.status import TierState
 from kvstore.tiers.objects import ObjectTier, known_packs
 
@@ -212,3 +214,39 @@ class TestOthers:
         tier = open_objects()
         assert all(tier.write(PAGES))
         assert all(read_pages(tier, PAGES))
+
+
+class TestProfiles:
+    @pytest.fixture
+    def profile(self, server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Credentials lie in a file, under a name."""
+        file = tmp_path / "credentials"
+        file.write_text("[fleet]\naws_access_key_id = AKPROFILE\naws_secret_access_key = SKPROFILE-secret\n")
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+        monkeypatch.setenv("AWS_PROFILE", "fleet")
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.delenv(name)
+
+    @pytest.mark.usefixtures("profile")
+    def test_credentials_of_a_profile_are_used(self, open_objects: Open, server: S3Server) -> None:
+        pytest.importorskip("boto3", reason="boto3 reads files of profiles, and is not installed")
+        tier = open_objects()
+        assert all(tier.write(PAGES))
+        assert all(read_pages(tier, PAGES))
+        assert server.signers == {"AKPROFILE"}
+
+    @pytest.mark.usefixtures("profile")
+    def test_without_the_package_that_reads_them_it_is_named(
+        self, open_objects: Open, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "boto3", None)
+        monkeypatch.delitem(sys.modules, "obstore.auth.boto3", raising=False)
+        with pytest.raises(ConfigError, match=r"AWS_PROFILE=fleet: .* pip install boto3"):
+            open_objects()
+
+    def test_keys_of_the_environment_come_first(
+        self, open_objects: Open, server: S3Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("AWS_PROFILE", "fleet")
+        assert all(open_objects().write(PAGES))
+        assert server.signers == {"AKTEST"}

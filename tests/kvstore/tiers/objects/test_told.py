@@ -82,6 +82,49 @@ class TestOthers:
         assert set(other.keys(b"")) == set(first.keys(b""))
         assert other._catalog.others_bytes <= 8 * MIB
 
+    def test_who_has_nothing_new_costs_no_request(self, open_objects: Open, server: S3Server) -> None:
+        """One list has all heartbeats, and says which of them say anything else than before."""
+        writers = [open_objects(interval=3600.0) for _ in range(3)]
+        for number, writer in enumerate(writers):
+            assert writer.write([make_page(number, 50_000)]) == [True]
+            writer._writer.heartbeat.beat()
+        follower = open_objects(interval=3600.0)._rounds._follower
+        follower.poll()
+        for writer in writers:
+            writer._writer.heartbeat.beat()
+        server.requests.clear()
+        follower.poll()
+        assert server.requests == [("GET", "")]
+        assert writers[0].write([make_page(9, 50_000)]) == [True]
+        writers[0]._writer.heartbeat.beat()
+        server.requests.clear()
+        follower.poll()
+        name = writers[0]._writer.name.hex()
+        assert [name in path for method, path in server.requests if path] == [True, True], "its heartbeat, what it told"
+
+    def test_a_namespace_expires_when_nobody_uses_it_there(self, open_objects: Open) -> None:
+        first, other = open_objects(interval=3600.0), open_objects(interval=3600.0)
+        pages = [make_page(number, 50_000) for number in range(4)]
+        namespace = pages[0].key[:32]
+        assert all(first.write(pages))
+        other._rounds._follower.poll(ask_all=True)
+        log = first._catalog.use_log
+        now = [log._clock()]
+        log._clock = lambda: now[0]
+        stop = threading.Event()
+        now[0] += 100.0
+        assert first.expire(namespace, 200.0, stop) is None
+        now[0] += 450.0
+        assert all(read_pages(other, pages))
+        other._rounds.exchange_uses()
+        first._rounds._follower.read_uses()
+        now[0] += 100.0
+        assert first.expire(namespace, 200.0, stop) is None, "another node uses it"
+        now[0] += 200.0
+        assert first.expire(namespace, 200.0, stop) == 4
+        other._rounds._follower.poll(ask_all=True)
+        assert not any(other.contains([page.key for page in pages]))
+
     def test_all_hear_of_what_a_dead_writer_left_and_nobody_had_room_for(self, open_objects: Open) -> None:
         first = open_objects(interval=3600.0)
         pages = [make_page(number, MIB) for number in range(12)]
