@@ -20,9 +20,13 @@ module            class             owns                                        
 ``catalog``       ``ObjectCatalog`` these three, quotas and counters, under one lock                  none
 ``bucket``        ``Bucket``        the library, deadlines, breakers, counts of requests              all requests
 ``reader``        ``Reader``        one call's reads                                                  through ``Bucket``
-``writer``        ``Writer``        this process's packs, index objects and heartbeat                 through ``Bucket``
+``heartbeat``     ``Heartbeat``     this process's name, and that it lives                            through ``Bucket``
+``leftovers``     ``Leftovers``     what may be there and nobody wants                                through ``Bucket``
+``index_writer``  ``IndexWriter``   this process's index objects, and what they are to say            through ``Bucket``
+``writer``        ``Writer``        its packs, its limit, and these three                             through ``Bucket``
 ``follower``      ``Follower``      the other writers; what dead ones left                            through ``Bucket``
-``tier``          ``ObjectTier``    all of these, the thread that follows, and the locks              through the others
+``rounds``        ``Rounds``        the thread that does all that every few seconds                   through the others
+``tier``          ``ObjectTier``    all of these, and the locks                                       through the others
 ================= ================= ================================================================= ==================
 
 **Order.** A pack is written first, then an index object that names it; only then is it known to anybody, this process

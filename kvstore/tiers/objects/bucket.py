@@ -53,6 +53,8 @@ class Listed(NamedTuple):
     size: int
     mark: str
     """Another text whenever the object was written anew."""
+    content: str
+    """Another text whenever its bytes are others: where the server tells, the same as long as they are the same."""
 
 
 class Bucket:
@@ -168,7 +170,7 @@ class Bucket:
                 self._count("list")
                 for each in some:
                     mark = f"{each['e_tag']} {each['last_modified'].timestamp()} {each['size']}"
-                    found.append(Listed(each["path"], each["size"], mark))
+                    found.append(Listed(each["path"], each["size"], mark, each["e_tag"] or mark))
             return sorted(each for each in found if behind is None or each.path > behind)
 
         return self._call("list", collect, prefix)

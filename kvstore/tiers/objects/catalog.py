@@ -67,8 +67,6 @@ class ObjectCatalog:
         """Pages that were removed, of which no index object says so yet."""
         self._recent_bytes = limit_bytes // _RECENT_SHARE
         self._tick = self._recent_bytes
-        self.other_bytes = 0
-        """What this writer takes besides its packs."""
 
     # -- what is known -----------------------------------------------------------------------------------------------
 
@@ -97,20 +95,20 @@ class ObjectCatalog:
             return self._pages.index.bytes_of(fingerprint)
 
     @property
-    def used_bytes(self) -> int:
-        """What this writer takes of its limit."""
-        return self._packs.own_bytes + self.other_bytes
+    def own_bytes(self) -> int:
+        """Of this writer's packs."""
+        return self._packs.own_bytes
 
     @property
     def others_bytes(self) -> int:
         """Of other writers' packs, as far as known."""
         return self._packs.others_bytes
 
-    def statistics(self, limit_bytes: int) -> TierStatistics:
+    def statistics(self, used_bytes: int, limit_bytes: int) -> TierStatistics:
         """A frozen view of the counters."""
         with self._lock:
             return TierStatistics(
-                used_bytes=self.used_bytes, limit_bytes=limit_bytes, pages=len(self._pages.index), **self.counts.all()
+                used_bytes=used_bytes, limit_bytes=limit_bytes, pages=len(self._pages.index), **self.counts.all()
             )
 
     def pack_names(self, *, own: bool = False) -> list[PackName]:
@@ -188,7 +186,6 @@ class ObjectCatalog:
         """All packs are another's from now on."""
         with self._lock:
             self._packs.disown()
-            self.other_bytes = 0
 
     def note_uses(self, uses: Uses) -> None:
         """Another writer says what it has read."""

@@ -40,6 +40,8 @@ class _Seen:
 
     mark: str
     """Of its heartbeat."""
+    content: str
+    """Of it as well: the same while there is nothing new."""
     changed_at: float
     """When that was seen to change last."""
     closed: bool = False
@@ -85,26 +87,29 @@ class Follower:
         self._use_marks: dict[bytes, str] = {}
 
     def poll(self, *, ask_all: bool = False) -> None:
-        """Look which writers there are, and read what those have told that have told anything.
+        """Look which writers there are, and read what those have told that have told anything: one request, where
+        nobody has.
 
         Args:
-            ask_all: whether to look at those as well whose heartbeats are the same as before: what they have told since
+            ask_all: whether to look at those as well whose heartbeats say the same as before: what they have told since
                 the last one is in none of them.
 
         Raises:
             OSError: not everything could be read; the next call goes on.
         """
         now = self._clock()
-        marks: dict[bytes, tuple[str, bool]] = {}
+        marks: dict[bytes, tuple[str, str, bool]] = {}
         for each in self._bucket.list(names.WRITERS):
             parsed = names.parse_heartbeat(each.path) if each.size <= _MOST_HEARTBEAT else None
             if parsed is not None and parsed[0] != self._writer.name:
-                before = marks.get(parsed[0], ("", False))
-                marks[parsed[0]] = before[0] + each.mark, before[1] or parsed[1]
-        for writer, (mark, closed) in marks.items():
-            seen = self._seen.setdefault(writer, _Seen(mark, now))
+                mark, content, closed = marks.get(parsed[0], ("", "", False))
+                marks[parsed[0]] = mark + each.mark, f"{content}{each.path} {each.content}", closed or parsed[1]
+        for writer, (mark, content, closed) in marks.items():
+            seen = self._seen.setdefault(writer, _Seen(mark, content, now))
             if seen.mark != mark:
-                seen.mark, seen.changed_at, seen.behind = mark, now, True
+                seen.mark, seen.changed_at = mark, now
+            if seen.content != content:
+                seen.content, seen.behind = content, True
             seen.closed, seen.missing = closed, 0
         for writer in [writer for writer in self._seen if writer not in marks]:
             self._seen[writer].missing += 1
@@ -169,7 +174,7 @@ class Follower:
         """The writers whose packs this one is to take over now."""
         now = self._clock()
         living = [writer for writer, seen in self._seen.items() if now - seen.changed_at < self._silence]
-        left = self._writer.share - self._catalog.used_bytes
+        left = self._writer.share - self._writer.used_bytes
         chosen = []
         for writer, seen in self._seen.items():
             room = self._catalog.bytes_of_writer(writer) <= left
@@ -193,7 +198,9 @@ class Follower:
         Raises:
             OSError: that can't be done now; it is tried again.
         """
-        seen = self._seen[writer]
+        seen = self._seen.get(writer)
+        if seen is None:
+            return
         listed = self._bucket.list(names.index_of(writer))
         paths = _index_paths(listed)
         contents, all_read = self._read(paths[::-1])
@@ -212,13 +219,13 @@ class Follower:
             return
         taken = self._writer.adopt(contents)
         named = {pack.name for content in contents for pack, _ in content.packs}
-        leaving: list[Listed] = []
-        for each in self._bucket.list(names.packs_of(writer)):
-            name = names.parse_pack(each.path)
-            # What nobody was told of is half of a write; what another one has taken over is known by its index.
-            if name is not None and name not in taken and (name in named or not self._catalog.knows(name)):
-                leaving.append(each)
-        self._bucket.delete([each.path for each in leaving])
+        packs = [(each, names.parse_pack(each.path)) for each in self._bucket.list(names.packs_of(writer))]
+        here = [(each.path, name) for each, name in packs if name is not None and name not in taken]
+        if any(name not in named and not self._catalog.knows(name) for _, name in here):
+            self._ask_living()  # one of them may just have taken over the same, and have deleted what told of it
+        # What nobody was told of is half of a write; what another one has taken over is known by its index.
+        leaving = [path for path, name in here if name in named or not self._catalog.knows(name)]
+        self._bucket.delete(leaving)
         self._writer.sweep(named - taken)
         ends = [names.heartbeat_path(writer), names.heartbeat_path(writer, closed=True), names.use_path(writer)]
         self._bucket.delete([*(each.path for each in listed), *ends])
@@ -230,6 +237,14 @@ class Follower:
             len(taken),
             len(leaving),
         )
+
+    def _ask_living(self) -> None:
+        """Read all that those have told who live, whether or not their heartbeats say that there is more."""
+        self.poll()
+        now = self._clock()
+        for writer, seen in self._seen.items():
+            if not seen.closed and now - seen.changed_at < self._silence:
+                self._follow(writer, seen)
 
     # -- uses and doubts ---------------------------------------------------------------------------------------------
 

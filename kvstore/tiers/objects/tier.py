@@ -12,10 +12,8 @@ import xxhash
 from kvstore.breaker import State
 from kvstore.errors import ConfigError, InvalidRequestError, ResourceError
 from kvstore.events.ring import EventRing
-from kvstore.host.forking import register_forked, renewed
-from kvstore.rare_lines import RareLines
+from kvstore.host.forking import register_forked
 from kvstore.segments.cipher import TAG_BYTES
-from kvstore.segments.io_threads import IoThreads, LateError
 from kvstore.segments.segment import Entry
 from kvstore.status import TierHealth, TierState
 from kvstore.tiers.counters import TierCounts
@@ -26,7 +24,7 @@ from kvstore.tiers.objects.keys import PackKeys
 from kvstore.tiers.objects.pages import TIER
 from kvstore.tiers.objects.planning import in_chains
 from kvstore.tiers.objects.reader import Fetched, Reader
-from kvstore.tiers.objects.uses import encode_uses
+from kvstore.tiers.objects.rounds import Rounds
 from kvstore.tiers.objects.writer import Writer
 from kvstore.tiers.tier import KEY_BYTES, HeldKeys, PageBytes, PageWrite, Peer, TierStatistics, Traffic
 from kvstore.units import format_size
@@ -38,7 +36,6 @@ SILENCE = 600.0
 """Seconds without a heartbeat behind which a writer is dead."""
 MOST_PAGES = 4 << 20
 """Pages that are remembered: 85 bytes each."""
-_USE_ROUNDS = 10
 _OPENING_SECONDS = 10.0
 _log = logging.getLogger(__name__)
 
@@ -96,23 +93,19 @@ class ObjectTier:
             silence=silence,
             clock=clock,
         )
-        self._follower = Follower(self._bucket, self._catalog, self._keys, self._writer, silence, clock)
-        self._interval = INTERVAL if interval is None else interval
         self._writing = threading.Lock()
         """Held over each change of what this writer has."""
-        self._polling = threading.Lock()
-        """Held while it is looked what others have told; taken before, or without, the other one."""
-        self._refreshing = IoThreads(1, name="kvstore-objects-refresh")
-        """Looks for those who wait for it: none of the threads that read, which would wait for one another."""
-        self._polls = 0
-        self._stop = threading.Event()
-        self._ready = threading.Event()
-        self._lines = RareLines()
+        self._rounds = Rounds(
+            self._bucket,
+            self._writer,
+            Follower(self._bucket, self._catalog, self._keys, self._writer, silence, clock),
+            self._catalog.use_log,
+            self._writing,
+            INTERVAL if interval is None else interval,
+        )
         self._closed = False
         register_forked(self)
-        self._thread = threading.Thread(target=self._follow, name="kvstore-objects-follow", daemon=True)
-        self._thread.start()
-        if not self._ready.wait(_OPENING_SECONDS):
+        if not self._rounds.start(_OPENING_SECONDS):
             _log.warning("objects: %s does not answer yet; the node goes on without it until it does", url)
 
     # -- lookups -----------------------------------------------------------------------------------------------------
@@ -205,7 +198,7 @@ class ObjectTier:
     ) -> list[Asked]:
         """Packs are gone: what was worth it was written to others before, and their writers have told of these."""
         positions = [each.position for pages in fetched.gone.values() for each in pages]
-        if self._refresh(end):
+        if self._rounds.refresh(end):
             for name in fetched.gone:
                 self._catalog.drop_pack(name)
         some = [keys[at] for at in positions]
@@ -220,7 +213,7 @@ class ObjectTier:
         """
         if not keys or self._closed:
             return 0
-        self._refresh(time.monotonic() + self._bucket.deadline)
+        self._rounds.refresh(time.monotonic() + self._bucket.deadline)
         with self._writing:
             count = self._catalog.remove(keys)
             try:
@@ -333,124 +326,30 @@ class ObjectTier:
 
     def statistics(self) -> TierStatistics:
         """A frozen view of the counters. Used is what this writer takes of its limit; pages are those of all."""
-        return self._catalog.statistics(self._writer.limit_bytes)
+        return self._catalog.statistics(self._writer.used_bytes, self._writer.limit_bytes)
 
     def forked(self) -> None:
         """In a child: the threads and connections are the parent's, and so is the writer's name."""
         self._closed = True
         self._writing = threading.Lock()
-        self._polling = threading.Lock()
-        self._stop = renewed(self._stop)
+        self._rounds.forked()
         self._catalog.forked()
 
     def close(self) -> None:
         """Tell what is to be told, and say that this writer has ended. No method may be called after it."""
         if self._closed:
             return
-        self._stop.set()
-        self._thread.join(2 * self._bucket.deadline)
+        self._rounds.stop(2 * self._bucket.deadline)
         with self._writing:
             self._closed = True
             if not self._bucket.resting:
                 try:
                     self._writer.tell_pending()
-                    self._writer.close()
+                    self._writer.heartbeat.end()
                 except OSError as error:
                     _log.warning("objects: closing: %s", error.strerror or error)
         self._catalog.counts.detach()
-        self._refreshing.close()
         self._bucket.close()
-
-    # -- in the background -------------------------------------------------------------------------------------------
-
-    def _follow(self) -> None:
-        while not self._stop.is_set():
-            for work in (self._poll, self._beat, self._keep_house):
-                try:
-                    work()
-                except OSError as error:
-                    self._lines.say(_log.warning, "objects: %s", error.strerror or error)
-                except Exception:  # noqa: BLE001 - whatever it is, the next round may go well
-                    self._lines.say(_log.exception, "objects: a round failed; it is tried again")
-            self._ready.set()
-            self._polls += 1
-            self._stop.wait(self._interval)
-
-    def _poll(self) -> None:
-        with self._polling:
-            if self._bucket.may_read:
-                self._follower.poll()
-
-    def _refresh(self, end: float) -> bool:
-        """Look now what others have told, until ``end``. Returns whether that was done."""
-        began = time.monotonic()
-
-        def poll() -> None:
-            with self._polling:
-                if self._refreshed_at < began:
-                    started = time.monotonic()
-                    self._follower.poll(ask_all=True)
-                    self._refreshed_at = started
-
-        try:
-            job = self._refreshing.submit(poll)
-        except OSError:
-            return False
-        try:
-            job.wait(end - time.monotonic())
-        except LateError:  # it may have waited for another look: that says nothing of the server
-            job.give_up()
-            return False
-        except OSError:
-            return False
-        return True
-
-    _refreshed_at = 0.0
-
-    def _beat(self) -> None:
-        if not self._writer.announced:
-            return
-        if self._writer.lapsed:
-            with self._writing:
-                self._writer.announce()
-        else:
-            self._writer.beat()  # also while a large pack is being written
-
-    def _keep_house(self) -> None:
-        with self._writing:
-            if self._stop.is_set() or self._bucket.resting:
-                return
-            self._writer.drop_garbage()
-            self._writer.tell_pending()
-            self._writer.drop_empty()
-            self._writer.shrink()
-        with self._polling:
-            for writer in self._follower.to_adopt():
-                self._beat()  # or many of them would make this one fall silent
-                with self._writing:
-                    if self._stop.is_set():
-                        return
-                    try:
-                        self._follower.adopt(writer)
-                    except OSError as error:  # the next round tries again; the rest of this one is not held up
-                        self._lines.say(_log.warning, "objects: adopting: %s", error.strerror or error)
-            self._follower.look_again()
-            if self._polls % _USE_ROUNDS == _USE_ROUNDS - 1:
-                self._exchange_uses()
-
-    def _exchange_uses(self) -> None:
-        self._follower.read_uses()
-        log = self._catalog.use_log
-        uses = log.take()
-        if not uses.namespaces and not uses.packs:
-            return
-        try:
-            with self._writing:
-                self._writer.put_uses(encode_uses(uses))
-        except OSError:
-            log.untold()
-            raise
-        log.told()
 
 
 def _corrupt(pages: Sequence[PageWrite]) -> set[bytes]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -16,32 +15,23 @@ from kvstore.segments.cipher import TAG_BYTES
 from kvstore.segments.index import Place
 from kvstore.segments.segment import Entry
 from kvstore.tiers.objects import names
-from kvstore.tiers.objects.bucket import Bucket, GoneError
+from kvstore.tiers.objects.bucket import Bucket
 from kvstore.tiers.objects.budget import DayBudget
 from kvstore.tiers.objects.catalog import Asked, ObjectCatalog
-from kvstore.tiers.objects.index_object import (
-    PART_BYTES,
-    IndexContent,
-    decode_index,
-    encode_index,
-    folded,
-    in_parts,
-    index_bytes,
-)
+from kvstore.tiers.objects.heartbeat import LEAST_BYTES, Heartbeat
+from kvstore.tiers.objects.index_object import IndexContent, in_parts, index_bytes
+from kvstore.tiers.objects.index_writer import IndexWriter
 from kvstore.tiers.objects.keys import PackKeys
+from kvstore.tiers.objects.leftovers import Leftovers
 from kvstore.tiers.objects.names import PackName
 from kvstore.tiers.objects.pack import encode_pack, pack_bytes
-from kvstore.tiers.objects.planning import order_of_leaving, own_share, pack_bytes_for, plan_packs, to_fold
+from kvstore.tiers.objects.planning import order_of_leaving, own_share, pack_bytes_for, plan_packs
 from kvstore.tiers.objects.reader import Reader
 from kvstore.tiers.tier import PageBytes
 
 _log = logging.getLogger(__name__)
 _CARRY_SHARE = 4
 """At most this part of a leaving pack is written again."""
-_HEARTBEAT_BYTES = 64
-_GONE_TOLD_SECONDS = 600.0
-"""For so long it stays told that a pack is gone, also where index objects are written anew: others may not have read
-the old ones yet."""
 
 
 class Writer:
@@ -78,30 +68,26 @@ class Writer:
         self.limit_bytes = limit_bytes
         self.prefix_limit = prefix_limit
         self.budget = DayBudget(write_limit)
-        self._silence = silence
-        self._clock = clock
         self._lines = RareLines()
         self.others = 0
         """How many other writers there are."""
-        self._garbage: dict[str, int] = {}
-        """What may be there and nobody wants: it counts until it is deleted, also under another name."""
-        self._begin()
-
-    def _begin(self) -> None:
-        self.name = names.new_writer()
-        self.index_number = self._index_attempts = 0
-        self._index_objects: dict[str, int] = {}
-        self._large: dict[str, list[PackName]] = {}
-        """Index objects that are too large to be written anew with others, and the packs that they speak of."""
-        self._left: list[PackName] = []
-        """Packs that are gone, of which no index object says so yet."""
-        self._told_gone: dict[PackName, float] = {}
-        """When an index object said so first."""
-        self._beat_at = -1e18
+        self.heartbeat = Heartbeat(bucket, silence, clock)
+        self._leftovers = Leftovers(bucket, clock)
+        self._index = IndexWriter(bucket, catalog, self.heartbeat, self._leftovers, clock)
         self._use_bytes = 0
-        self._count()
 
     # -- what it is --------------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> bytes:
+        """The writer's."""
+        return self.heartbeat.name
+
+    @property
+    def used_bytes(self) -> int:
+        """What it takes of its limit."""
+        besides = self.heartbeat.used_bytes + self._use_bytes
+        return self._catalog.own_bytes + self._index.used_bytes + self._leftovers.used_bytes + besides
 
     @property
     def share(self) -> int:
@@ -115,64 +101,23 @@ class Writer:
 
     def fits(self, length: int) -> bool:
         """Whether a page of this length could be written at all."""
-        return pack_bytes([length], self._overhead) + index_bytes([1]) + 2 * _HEARTBEAT_BYTES <= self.limit_bytes
-
-    @property
-    def lapsed(self) -> bool:
-        """Whether it was halted for so long that others may have taken over what it has."""
-        return self._has_lapsed(self._clock())
-
-    def _has_lapsed(self, now: float) -> bool:
-        return self._beat_at > 0 and now - self._beat_at > self._silence / 2
-
-    def beat(self) -> None:
-        """Say that it lives, unless it was halted for long: then others may have said otherwise. Needs no lock.
-
-        Raises:
-            OSError: that can't be said now.
-        """
-        began, name = self._clock(), self.name
-        if self._has_lapsed(began):
-            return
-        self._bucket.put(names.heartbeat_path(name), self._heartbeat(), quick=True)
-        if self.name == name:
-            self._beat_at = began  # and no later: it may have been halted since
-
-    def renew(self) -> None:
-        """Begin to say that it lives. One that was halted for long goes on under another name.
-
-        Raises:
-            OSError: that can't be said now.
-        """
-        if self.lapsed:
-            _log.warning("objects: no heartbeat could be written for long; this node's packs are others' from now on")
-            self._catalog.disown()
-            self._begin()
-        began = self._clock()
-        self._bucket.put(names.heartbeat_path(self.name), self._heartbeat(), quick=True)
-        self._beat_at = began
-        self._count()
-
-    def _check_alive(self) -> None:
-        if self.lapsed:
-            raise OSError(errno.ESTALE, "this writer was halted for long: what it has may be others' by now")
-
-    @property
-    def announced(self) -> bool:
-        """Whether it has a heartbeat."""
-        return self._beat_at > 0
+        return pack_bytes([length], self._overhead) + index_bytes([1]) + LEAST_BYTES <= self.limit_bytes
 
     def announce(self) -> None:
-        """Have a heartbeat that is not too old: nobody would ever find, or delete, what a writer without one has.
+        """Have a heartbeat that is not too old: nobody would ever find, or delete, what a writer without one has. One
+        that was halted for long goes on under another name.
 
         Raises:
             OSError: that can't be said now.
         """
-        if not self.announced or self.lapsed:
-            self.renew()
-
-    def _heartbeat(self) -> bytes:
-        return b'{"index": %d}\n' % self.index_number
+        if self.heartbeat.lapsed:
+            _log.warning("objects: no heartbeat could be written for long; this node's packs are others' from now on")
+            self._catalog.disown()
+            self.heartbeat.begin()
+            self._index.begin()
+            self._use_bytes = 0
+        if not self.heartbeat.announced:
+            self.heartbeat.beat()
 
     def put_uses(self, body: bytes) -> None:
         """Write the use object, in the place of the one before.
@@ -185,10 +130,8 @@ class Writer:
         if more > 0:
             self._make_room(more)
             self._use_bytes = len(body)
-            self._count()
         self._bucket.put(names.use_path(self.name), body, quick=True)
         self._use_bytes = len(body)
-        self._count()
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -215,64 +158,24 @@ class Writer:
             if not self._bucket.may_write:
                 raise OSError(errno.EAGAIN, "writes keep failing, and are left alone for a while")
             self.announce()
-            self.drop_garbage()
+            self._leftovers.delete()
         size = pack_bytes([entry.length for entry in entries], self._overhead)
-        telling = self._telling([len(entries)], gone=len(gone))
+        telling = self._index.size([len(entries)], gone=len(gone))
         if not self.budget.take(size + telling):
             raise OSError(errno.EDQUOT, "the day's bytes are written")
         try:
             if not carried:
                 self._make_room(size + telling)
             pack, records, body = encode_pack(names.new_pack(self.name), entries, self._keys.writing)
-            self._garbage[pack.name.path] = size
-            self._count()
+            self._leftovers.expect(pack.name.path, size)
             self._bucket.put(pack.name.path, body)
             del body
-            self.tell(IndexContent([(pack, records)], list(gone)))
+            self._index.tell(IndexContent([(pack, records)], list(gone)))
         except OSError:
             self.budget.give_back(size + telling)
             raise
-        del self._garbage[pack.name.path]
-        self._count()
+        self._leftovers.wanted(pack.name.path)
         self._catalog.note_written(pack, entries, records, carried=carried)
-
-    def tell(self, content: IndexContent) -> None:
-        """Write an index object, or several where there is much, with all that is to be told besides.
-
-        Raises:
-            OSError: not all of it could be written, for all that is known.
-        """
-        content.removed += self._catalog.untold()
-        content.gone += self._left
-        for part in in_parts(content):
-            self._tell_part(part)
-
-    def _tell_part(self, content: IndexContent) -> None:
-        self._check_alive()
-        body = encode_index(content)
-        self._index_attempts += 1  # one that failed may arrive all the same, and a number is read once
-        number = self._index_attempts
-        path = names.new_index_path(self.name, number)
-        self._garbage[path] = len(body)
-        self._count()
-        self._bucket.put(path, body)
-        self._check_alive()  # or nobody may have read it, and the packs that it names may have been swept
-        del self._garbage[path]
-        self.index_number = number
-        self._index_objects[path] = len(body)
-        if len(body) > PART_BYTES // 2:
-            self._large[path] = [pack.name for pack, _ in content.packs] + [name for _, name in content.removed]
-        self._catalog.told(content.removed)
-        told, now = set(content.gone), self._clock()
-        self._left = [name for name in self._left if name not in told]
-        self._told_gone = {name: when for name, when in self._told_gone.items() if now - when < _GONE_TOLD_SECONDS}
-        for name in told:
-            self._told_gone.setdefault(name, now)
-        self._count()
-
-    def _telling(self, pages: Sequence[int], *, gone: int = 0, removed: int = 0) -> int:
-        """Bytes of an index object of packs of so many pages, with all that is to be told besides."""
-        return index_bytes(pages, gone + len(self._left), removed + len(self._catalog.untold()))
 
     def tell_pending(self) -> None:
         """Tell what is to be told, if anything is, and write many small index objects anew as one.
@@ -280,44 +183,24 @@ class Writer:
         Raises:
             OSError: that can't be done now.
         """
-        if (self._left or self._catalog.untold()) and self._beat_at > 0:
-            self._make_room(self._telling([]))
-            self.tell(IndexContent())
+        if self._index.has_news and self.heartbeat.announced:
+            self._make_room(self._index.size())
+            self._index.tell(IndexContent())
         self.fold()
 
     def fold(self) -> None:
-        """Write some of the index objects anew as one; a large one when less than half of it still matters.
+        """Write some of the index objects anew as one.
 
         Raises:
             OSError: that can't be done now.
         """
-        paths = sorted(path for path in self._index_objects if path not in self._large)
-        chosen = [paths[at] for at in to_fold([self._index_objects[path] for path in paths])]
-        if not chosen and self._large:
-            here = set(self._catalog.pack_names())
-            half_gone = (
-                path for path, told in self._large.items() if 2 * sum(map(here.__contains__, told)) < len(told)
-            )
-            chosen = list(itertools.islice(half_gone, 1))
-        if not chosen:
-            return
-        contents = []
-        for path in chosen:
-            try:
-                found = decode_index(self._bucket.get(path))
-            except GoneError:  # a lifecycle rule's, perhaps
-                found = IndexContent()
-            if found is None:  # it may come whole the next time, and what it says must not be lost
-                raise OSError(errno.EIO, "an index object came damaged")
-            contents.append(found)
-        lately = [name for name, when in self._told_gone.items() if self._clock() - when < _GONE_TOLD_SECONDS]
-        content = folded(contents, self._catalog.pack_names(own=True), self._catalog.pack_names(), lately)
-        self._make_room(sum(self._index_objects[path] for path in chosen))
-        self.tell(content)
-        for path in chosen:
-            self._garbage[path] = self._index_objects.pop(path)
-            self._large.pop(path, None)
-        self.drop_garbage()
+        paths = self._index.to_fold()
+        if paths:
+            content = self._index.read_folded(paths)
+            self._make_room(self._index.bytes_of(paths))
+            self._index.tell(content)
+            self._index.discard(paths)
+            self._leftovers.delete()
 
     def adopt(self, contents: Sequence[IndexContent]) -> set[PackName]:
         """Take over packs of a writer that is dead, as many as there is room for.
@@ -334,7 +217,7 @@ class Writer:
         self.announce()
         gone = {name for content in contents for name in content.gone}
         content = IndexContent(removed=[each for some in contents for each in some.removed])
-        left = self.share - self._catalog.used_bytes - self._telling([], removed=len(content.removed))
+        left = self.share - self.used_bytes - self._index.size(removed=len(content.removed))
         # Those of an earlier try whose end failed are this writer's already.
         taken = {pack.name for some in contents for pack, _ in some.packs} & set(self._catalog.pack_names(own=True))
         for pack, records in (each for some in contents for each in some.packs):
@@ -344,7 +227,7 @@ class Writer:
                 taken.add(pack.name)
                 content.packs.append((pack, records))
         for part in in_parts(content) if content else ():
-            self.tell(IndexContent(list(part.packs), [], list(part.removed)))
+            self._index.tell(IndexContent(list(part.packs), [], list(part.removed)))
             self._catalog.learn(part, self._keys.may_read, own=True, old=True)  # also if the next one can't be told
         return taken
 
@@ -356,13 +239,13 @@ class Writer:
         Raises:
             OSError: some can't be deleted now.
         """
-        if self._catalog.used_bytes > self.share:
+        if self.used_bytes > self.share:
             self._make_room(0)
 
     def sweep(self, left: Iterable[PackName]) -> None:
         """Packs of a dead writer are deleted: others are told so."""
         for name in left:
-            self._left.append(name)
+            self._index.add_gone(name)
             self._catalog.drop_pack(name)
 
     def drop_empty(self) -> None:
@@ -374,28 +257,13 @@ class Writer:
         for id_ in self._catalog.empty_packs():
             self._delete(id_, evicted=False)
 
-    def drop_garbage(self) -> None:
-        """Delete what may be there and nobody wants.
+    def drop_leftovers(self) -> None:
+        """Delete what may be there and nobody wants, also what came since it was deleted.
 
         Raises:
             OSError: some of it may still be there.
         """
-        if self._garbage:
-            paths = list(self._garbage)
-            self._bucket.delete(paths)
-            for path in paths:
-                self._garbage.pop(path, None)
-            self._count()
-
-    def close(self) -> None:
-        """Say that it has ended by itself; what it has is for whoever wants it.
-
-        Raises:
-            OSError: that can't be said now: it is found silent later.
-        """
-        if self._beat_at > 0 and not self.lapsed:
-            self._bucket.put(names.heartbeat_path(self.name, closed=True), self._heartbeat(), quick=True)
-            self._bucket.delete([names.heartbeat_path(self.name), names.use_path(self.name)])
+        self._leftovers.delete(late=True)
 
     def _make_room(self, size: int) -> None:
         """Let packs leave until so many bytes more fit.
@@ -403,12 +271,12 @@ class Writer:
         First with a quarter of a pack to spare, into which what is worth it can be written before its pack goes.
         """
         # What leaves is to be told as well, and index objects are written anew now and then, before the old ones go.
-        folding = sum(self._index_objects.values())
+        folding = self._index.used_bytes
         spare = min(folding, self.limit_bytes // 8) + self.pack_bytes // _CARRY_SHARE
-        while self._catalog.used_bytes + size + spare > self.share:
+        while self.used_bytes + size + spare > self.share:
             order = order_of_leaving(self._catalog.own_packs())
             if not order:
-                if self._catalog.used_bytes + size <= self.share:
+                if self.used_bytes + size <= self.share:
                     return
                 raise OSError(errno.ENOSPC, "no pack can leave")
             size += index_bytes([], 1)
@@ -425,8 +293,10 @@ class Writer:
         entries = self._read_back(pages[:share])
         if not entries:
             return
-        size = pack_bytes([entry.length for entry in entries], self._overhead) + self._telling([len(entries)], gone=1)
-        if self._catalog.used_bytes + size > self.limit_bytes:
+        size = pack_bytes([entry.length for entry in entries], self._overhead) + self._index.size(
+            [len(entries)], gone=1
+        )
+        if self.used_bytes + size > self.limit_bytes:
             return
         try:
             self._write_pack(entries, carried=True, gone=[pack.name])
@@ -452,17 +322,11 @@ class Writer:
         pack = self._catalog.pack(id_)
         if pack is None:
             return
-        self._check_alive()
+        self.heartbeat.check()
         self._bucket.delete([pack.name.path])
-        self._left.append(pack.name)
+        self._index.add_gone(pack.name)
         self._catalog.drop_pack(pack.name, evicted=evicted)
 
     @property
     def _overhead(self) -> int:
         return TAG_BYTES if self._keys.writing is not None else 0
-
-    def _count(self) -> None:
-        beats = 2 * _HEARTBEAT_BYTES if self._beat_at > 0 else 0
-        self._catalog.other_bytes = (
-            sum(self._index_objects.values()) + sum(self._garbage.values()) + beats + self._use_bytes
-        )

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from made_pages import make_page, read_pages
 from s3_server import Faults, S3Server
 
-from kvstore.errors import ResourceError
+from kvstore.errors import ConfigError, ResourceError
 from kvstore.status import TierState
 from kvstore.tiers.objects import ObjectTier, known_packs
 
@@ -95,12 +97,12 @@ class TestReads:
         """It waits for another look, perhaps; reads go on meanwhile."""
         tier = open_objects(interval=3600.0)
         assert all(tier.write(PAGES))
-        with tier._polling:
+        with tier._rounds._polling:
             for _ in range(40):
-                assert not tier._refresh(time.monotonic())
+                assert not tier._rounds.refresh(time.monotonic())
             assert tier.health().state is TierState.OK
             assert all(read_pages(tier, PAGES))
-        assert tier._refresh(time.monotonic() + 30.0)
+        assert tier._rounds.refresh(time.monotonic() + 30.0)
 
 
 class TestWrites:
@@ -126,6 +128,21 @@ class TestWrites:
         server.faults = Faults()
         eventually(lambda: not server.names("fleet/packs/"), "it is deleted")
         assert all(tier.write(PAGES))
+
+    def test_a_pack_that_arrives_behind_its_deletion_is_deleted_again(
+        self, open_objects: Open, server: S3Server
+    ) -> None:
+        tier = open_objects(interval=3600.0)
+        server.faults = Faults(status=403, only=packs_alone)
+        assert tier.write(PAGES) == [False] * 12
+        server.faults = Faults()
+        tier._rounds.keep_house()
+        (name,) = {name for method, name in server.requests if method == "PUT" and packs_alone(method, name)}
+        server.put(name, b"what was on its way")
+        assert all(tier.write(PAGES))
+        tier._rounds.keep_house()
+        assert name not in server.names()
+        assert all(read_pages(tier, PAGES))
 
     def test_no_number_of_an_index_object_is_used_twice(self, open_objects: Open, server: S3Server) -> None:
         """One whose writing failed may be there all the same, and others read each number once."""
@@ -156,6 +173,15 @@ class TestWrites:
 
 
 class TestOthers:
+    def test_why_requests_fail_is_said(self, open_objects: Open, server: S3Server) -> None:
+        tier = open_objects(deadline=0.2, interval=3600.0)
+        server.faults.delay = 1.0
+        with pytest.raises(OSError, match="timed out"):
+            tier._bucket.get("x")
+        server.close()
+        with pytest.raises(OSError, match="connection refused"):
+            tier._bucket.get("x")
+
     def test_late_lists_make_pages_late_and_nothing_else(self, open_objects: Open, server: S3Server) -> None:
         tier, other = open_objects(), open_objects()
         server.faults.lists_late = 1.0
@@ -188,3 +214,39 @@ class TestOthers:
         tier = open_objects()
         assert all(tier.write(PAGES))
         assert all(read_pages(tier, PAGES))
+
+
+class TestProfiles:
+    @pytest.fixture
+    def profile(self, server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Credentials lie in a file, under a name."""
+        file = tmp_path / "credentials"
+        file.write_text("[fleet]\naws_access_key_id = AKPROFILE\naws_secret_access_key = SKPROFILE-secret\n")
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+        monkeypatch.setenv("AWS_PROFILE", "fleet")
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.delenv(name)
+
+    @pytest.mark.usefixtures("profile")
+    def test_credentials_of_a_profile_are_used(self, open_objects: Open, server: S3Server) -> None:
+        pytest.importorskip("boto3", reason="boto3 reads files of profiles, and is not installed")
+        tier = open_objects()
+        assert all(tier.write(PAGES))
+        assert all(read_pages(tier, PAGES))
+        assert server.signers == {"AKPROFILE"}
+
+    @pytest.mark.usefixtures("profile")
+    def test_without_the_package_that_reads_them_it_is_named(
+        self, open_objects: Open, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "boto3", None)
+        monkeypatch.delitem(sys.modules, "obstore.auth.boto3", raising=False)
+        with pytest.raises(ConfigError, match=r"AWS_PROFILE=fleet: .* pip install boto3"):
+            open_objects()
+
+    def test_keys_of_the_environment_come_first(
+        self, open_objects: Open, server: S3Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("AWS_PROFILE", "fleet")
+        assert all(open_objects().write(PAGES))
+        assert server.signers == {"AKTEST"}

@@ -97,8 +97,8 @@ def test_what_a_dead_writer_left_is_adopted(place: str, open_objects: Callable[.
     first = open_objects()
     pages = [make_page(n, 100_000) for n in range(8)]
     assert all(first.write(pages))
-    first._stop.set()
-    first._thread.join()
+    first._rounds._stop.set()
+    first._rounds._thread.join()
     second = open_objects()
     assert all(read_pages(second, pages))
     end = time.monotonic() + 60.0

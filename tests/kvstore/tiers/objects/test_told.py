@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 from made_pages import make_page, read_pages
-from s3_server import S3Server
+from s3_server import Faults, S3Server
 
-from kvstore.tiers.objects import ObjectTier, index_object, writer
-from kvstore.tiers.objects.bucket import Bucket
+from kvstore.tiers.objects import ObjectTier, index_object, index_writer, names
+from kvstore.tiers.objects.bucket import Bucket, Listed
 from kvstore.tiers.objects.index_object import IndexContent, decode_index
+from kvstore.tiers.objects.uses import Uses, decode_uses
 
 Open = Callable[..., ObjectTier]
 MIB = 1 << 20
@@ -71,15 +72,58 @@ class TestOthers:
         """Also where the index objects that said so were written anew since."""
         first, other = open_objects(8 * MIB, interval=3600.0), open_objects(8 * MIB, interval=3600.0)
         assert first.write([make_page(0, MIB // 2)]) == [True]
-        other._follower.poll(ask_all=True)
+        other._rounds._follower.poll(ask_all=True)
         assert other.contains([make_page(0, 1).key]) == [True]
         for number in range(1, 60):
             assert first.write([make_page(number, MIB // 2)]) == [True]
-            first._keep_house()
+            first._rounds.keep_house()
         assert first.contains([make_page(0, 1).key]) == [False]
-        other._follower.poll(ask_all=True)
+        other._rounds._follower.poll(ask_all=True)
         assert set(other.keys(b"")) == set(first.keys(b""))
         assert other._catalog.others_bytes <= 8 * MIB
+
+    def test_who_has_nothing_new_costs_no_request(self, open_objects: Open, server: S3Server) -> None:
+        """One list has all heartbeats, and says which of them say anything else than before."""
+        writers = [open_objects(interval=3600.0) for _ in range(3)]
+        for number, writer in enumerate(writers):
+            assert writer.write([make_page(number, 50_000)]) == [True]
+            writer._writer.heartbeat.beat()
+        follower = open_objects(interval=3600.0)._rounds._follower
+        follower.poll()
+        for writer in writers:
+            writer._writer.heartbeat.beat()
+        server.requests.clear()
+        follower.poll()
+        assert server.requests == [("GET", "")]
+        assert writers[0].write([make_page(9, 50_000)]) == [True]
+        writers[0]._writer.heartbeat.beat()
+        server.requests.clear()
+        follower.poll()
+        name = writers[0]._writer.name.hex()
+        assert [name in path for method, path in server.requests if path] == [True, True], "its heartbeat, what it told"
+
+    def test_a_namespace_expires_when_nobody_uses_it_there(self, open_objects: Open) -> None:
+        first, other = open_objects(interval=3600.0), open_objects(interval=3600.0)
+        pages = [make_page(number, 50_000) for number in range(4)]
+        namespace = pages[0].key[:32]
+        assert all(first.write(pages))
+        other._rounds._follower.poll(ask_all=True)
+        log = first._catalog.use_log
+        now = [log._clock()]
+        log._clock = lambda: now[0]
+        stop = threading.Event()
+        now[0] += 100.0
+        assert first.expire(namespace, 200.0, stop) is None
+        now[0] += 450.0
+        assert all(read_pages(other, pages))
+        other._rounds.exchange_uses()
+        first._rounds._follower.read_uses()
+        now[0] += 100.0
+        assert first.expire(namespace, 200.0, stop) is None, "another node uses it"
+        now[0] += 200.0
+        assert first.expire(namespace, 200.0, stop) == 4
+        other._rounds._follower.poll(ask_all=True)
+        assert not any(other.contains([page.key for page in pages]))
 
     def test_all_hear_of_what_a_dead_writer_left_and_nobody_had_room_for(self, open_objects: Open) -> None:
         first = open_objects(interval=3600.0)
@@ -89,14 +133,62 @@ class TestOthers:
         small, other = open_objects(8 * MIB, interval=3600.0), open_objects(interval=3600.0)
         assert other._catalog.others_bytes > 12 * MIB
         first.close()
-        small._follower.poll()
-        small._follower.adopt(first._writer.name)
-        small._keep_house()
-        other._follower.poll(ask_all=True)
+        small._rounds._follower.poll()
+        small._rounds._follower.adopt(first._writer.name)
+        small._rounds.keep_house()
+        other._rounds._follower.poll(ask_all=True)
         assert 0 < len(small.keys(b"")) < 12
         assert set(other.keys(b"")) == set(small.keys(b""))
         found = read_pages(other, pages)
         assert found.count(True) == len(small.keys(b""))
+
+    def test_who_adopts_beside_another_deletes_nothing_that_the_other_one_took(
+        self, open_objects: Open, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Also where it has read nothing of what the dead one told before the other one deleted that."""
+        late, first = open_objects(interval=3600.0), open_objects(interval=3600.0)
+        pages = [make_page(number, 50_000) for number in range(4)]
+        assert all(first.write(pages))
+        first.close()
+        list_objects, others = Bucket.list, list[ObjectTier]()
+
+        def list_late(self: Bucket, prefix: str, behind: str | None = None) -> list[Listed]:
+            if self is late._bucket and prefix == names.index_of(first._writer.name) and not others:
+                others.append(open_objects(interval=3600.0))  # and it adopts everything at once
+            return list_objects(self, prefix, behind)
+
+        monkeypatch.setattr(Bucket, "list", list_late)
+        late._rounds._follower.poll()
+        late._rounds._follower.adopt(first._writer.name)
+        assert all(read_pages(others[0], pages))
+        assert all(read_pages(late, pages))
+
+
+class TestUses:
+    def test_each_is_told_twice_and_one_that_could_not_be_told_is_told_later(
+        self, open_objects: Open, server: S3Server
+    ) -> None:
+        first, other = open_objects(interval=3600.0), open_objects(interval=3600.0)
+        page = make_page(1, 50_000)
+        assert first.write([page]) == [True]
+        other._rounds._follower.poll(ask_all=True)
+        assert read_pages(other, [page]) == [True]
+        server.faults = Faults(status=403, only=lambda method, name: name.startswith("fleet/uses/"))
+        with pytest.raises(OSError, match="403"):
+            other._rounds.exchange_uses()
+        server.faults = Faults()
+
+        def tell() -> Uses:
+            other._rounds.exchange_uses()
+            (name,) = server.names("fleet/uses/")
+            uses = decode_uses(server.objects[name].body)
+            assert uses is not None
+            return uses
+
+        told = [tell() for _ in range(3)]
+        (pack,) = first._catalog.pack_names(own=True)
+        assert [list(uses.packs) for uses in told] == [[pack], [pack], []]
+        assert all(page.key[:32] in uses.namespaces for uses in told)
 
 
 class TestHaltedWriters:
@@ -112,7 +204,7 @@ class TestHaltedWriters:
 
         def halted() -> None:
             now[0] += 400.0
-            tier._writer.beat()  # the other thread goes on as well
+            tier._writer.heartbeat.beat()  # the other thread goes on as well
 
         with monkeypatch.context() as patched:
             halt_in(tier._bucket, place, halted, patched)
@@ -134,9 +226,9 @@ class TestHaltedWriters:
         assert tier.write([make_page(1, 50_000)]) == [True]
         before = tier._writer.name
         now[0] += 400.0
-        tier._writer.beat()
+        tier._writer.heartbeat.beat()
         assert tier._writer.name == before
-        assert tier._writer.lapsed, "and does not hide that it was halted"
+        assert tier._writer.heartbeat.lapsed, "and does not hide that it was halted"
 
     def test_one_that_was_halted_deletes_no_pack_that_others_may_have(
         self, open_objects: Open, server: S3Server
@@ -159,21 +251,21 @@ class TestLimit:
         chosen = [make_page(number, 1_000) for number in range(10_000, 13_000)]
         for at in range(0, len(chosen), 500):
             assert all(other.write(chosen[at : at + 500]))
-        tier._follower.poll(ask_all=True)
+        tier._rounds._follower.poll(ask_all=True)
         for number in range(400):
             tier.write([make_page(number, 30_000)])
             assert mine(server, tier) <= limit
         tier._writer.put_uses(bytes(MIB))
         assert mine(server, tier) <= limit
         assert all(read_pages(tier, chosen))
-        tier._exchange_uses()
+        tier._rounds.exchange_uses()
         assert server.names("fleet/uses/")
         assert mine(server, tier) <= limit
         tier.remove([page.key for page in chosen])
         assert mine(server, tier) <= limit
         for number in range(400, 440):
             tier.write([make_page(number, 30_000)])
-            tier._keep_house()
+            tier._rounds.keep_house()
             assert mine(server, tier) <= limit
 
 
@@ -189,11 +281,11 @@ class TestNowhere:
         self, part_bytes: int, open_objects: Open, server: S3Server, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Neither by its writer nor by who follows it, also where each thing is told by itself."""
-        monkeypatch.setattr(writer, "in_parts", partial(index_object.in_parts, most_bytes=part_bytes))
+        monkeypatch.setattr(index_writer, "in_parts", partial(index_object.in_parts, most_bytes=part_bytes))
         tier, other = open_objects(8 * MIB, interval=3600.0), open_objects(8 * MIB, interval=3600.0)
         wanted = make_page(0, 60_000)
         assert all(tier.write([wanted, *(make_page(number, 60_000) for number in range(1, 8))]))
-        other._follower.poll(ask_all=True)
+        other._rounds._follower.poll(ask_all=True)
         held = [Held(tier), Held(other)]
         (old,) = server.names("fleet/packs/")
         read = [wanted]  # of each pack one: some pack with a page that is read has to leave
@@ -202,11 +294,11 @@ class TestNowhere:
             made = [make_page(n, 60_000) for n in range(number, number + 8)]
             assert all(tier.write(made))
             read.append(made[0])
-            other._follower.poll(ask_all=True)
+            other._rounds._follower.poll(ask_all=True)
             if old not in server.names("fleet/packs/"):
                 break
         assert tier.statistics().carried > 0
-        other._follower.poll(ask_all=True)
+        other._rounds._follower.poll(ask_all=True)
         for each, its_tier in zip(held, (tier, other), strict=True):
             assert wanted.key not in each.left_for_a_moment
             assert each.left_for_a_moment, "its neighbours left"
@@ -218,7 +310,7 @@ class TestNowhere:
         first, second = open_objects(interval=3600.0), open_objects(interval=3600.0)
         page = make_page(1, 50_000)
         assert first.write([page]) == second.write([page]) == [True]
-        first._follower.poll(ask_all=True)
+        first._rounds._follower.poll(ask_all=True)
         held, catalog = Held(first), first._catalog
         [asked] = catalog.find([page.key], [50_000], [0])
         if leaves == "is deleted":
@@ -243,7 +335,7 @@ class TestHeldKeys:
         assert held.keys == set(tier.keys(b""))
         assert len(held.keys) == 300
         assert all(other.write([make_page(number, 20_000) for number in range(250, 400)]))
-        tier._follower.poll(ask_all=True)
+        tier._rounds._follower.poll(ask_all=True)
         assert len(held.keys) == 400
         tier.remove([make_page(number, 1).key for number in range(40)])
         assert held.keys == set(tier.keys(b""))

@@ -19,7 +19,7 @@ from s3_server import URL, Faults, S3Server
 
 from kvstore.segments.record import decode_trailer
 from kvstore.status import TierState
-from kvstore.tiers.objects import ObjectTier, index_object, names, writer
+from kvstore.tiers.objects import ObjectTier, index_object, index_writer, names
 from kvstore.tiers.tier import PageWrite
 
 Open = Callable[..., ObjectTier]
@@ -130,7 +130,7 @@ class TestTheSamePages:
         first, second = open_objects(interval=3600.0), open_objects(interval=3600.0)
         assert first.write([make_page(100, 50_000)]) == second.write([make_page(101, 50_000)]) == [True]
         for tier in (first, second):
-            tier._follower.poll(ask_all=True)
+            tier._rounds._follower.poll(ask_all=True)
         return first, second
 
     def test_two_that_store_the_same_pages_do_not_both_delete_them(self, open_objects: Open, server: S3Server) -> None:
@@ -140,9 +140,9 @@ class TestTheSamePages:
         assert all(second.write(pages))
         for _ in range(2):
             for tier in (first, second):
-                tier._follower.poll(ask_all=True)
+                tier._rounds._follower.poll(ask_all=True)
             for tier in (first, second):
-                tier._keep_house()
+                tier._rounds.keep_house()
         assert len(server.names("fleet/packs/")) == 4
         assert all(read_pages(first, pages))
         assert all(read_pages(second, pages))
@@ -152,14 +152,14 @@ class TestTheSamePages:
         pages = [make_page(n, 50_000) for n in range(4)]
         assert all(first.write(pages))
         assert all(second.write(pages))
-        second._follower.poll(ask_all=True)
+        second._rounds._follower.poll(ask_all=True)
         first._writer._delete(first._catalog.own_packs()[-1].id, evicted=True)
-        first._keep_house()
-        second._follower.poll(ask_all=True)
-        second._keep_house()
+        first._rounds.keep_house()
+        second._rounds._follower.poll(ask_all=True)
+        second._rounds.keep_house()
         assert all(read_pages(second, pages))
         second.remove([page.key for page in pages])
-        second._keep_house()
+        second._rounds.keep_house()
         assert len(server.names("fleet/packs/")) == 2, "nobody counts on what was removed"
 
 
@@ -168,8 +168,8 @@ class TestDeadWriters:
         first = open_objects(interval=0.1, silence=2.0)
         pages = [make_page(n, 50_000) for n in range(12)]
         assert all(first.write(pages))
-        first._stop.set()  # as a process that is killed: no word any more
-        first._thread.join()
+        first._rounds._stop.set()  # as a process that is killed: no word any more
+        first._rounds._thread.join()
         leftover = f"fleet/packs/{first._writer.name.hex()}/{1:016x}"
         server.put(leftover, b"half of a write")
         second = open_objects(interval=0.1, silence=2.0)
@@ -193,7 +193,7 @@ class TestDeadWriters:
         assert len(server.names(f"fleet/index/{first._writer.name.hex()}")) == 1, "its end failed"
         server.faults = Faults()
         eventually(lambda: second._bucket.may_write, "it tries again")
-        second._keep_house()
+        second._rounds.keep_house()
         assert not server.names(f"fleet/index/{first._writer.name.hex()}")
         assert all(read_pages(second, pages))
 
@@ -274,9 +274,9 @@ class TestKeys:
         assert first.write([page]) == [True]
         first.close()
         without = open_objects(keys=[KEYS[1]], interval=3600.0)
-        without._keep_house()
+        without._rounds.keep_house()
         assert len(server.names("fleet/packs/")) == 1
-        assert without._follower.to_adopt() == [], "not in each round"
+        assert without._rounds._follower.to_adopt() == [], "not in each round"
         new = open_objects(keys=[KEYS[1], KEYS[0]], interval=3600.0)
         assert read_pages(new, [page]) == [True]
         assert new.statistics().used_bytes > 50_000
@@ -340,25 +340,25 @@ class TestPacks:
     ) -> None:
         """Nobody reads an index object that is too large. Large ones go once what they tell of is gone."""
         monkeypatch.setattr(index_object, "PART_BYTES", 2000)
-        monkeypatch.setattr(writer, "PART_BYTES", 2000)
-        monkeypatch.setattr(writer, "in_parts", partial(index_object.in_parts, most_bytes=2000))
+        monkeypatch.setattr(index_writer, "PART_BYTES", 2000)
+        monkeypatch.setattr(index_writer, "in_parts", partial(index_object.in_parts, most_bytes=2000))
         tier, other = open_objects(interval=3600.0), open_objects(interval=3600.0)
         pages = [make_page(n, 5_000) for n in range(300)]
         for at in range(0, 300, 10):
             assert all(tier.write(pages[at : at + 10]))
-        other._follower.poll(ask_all=True)
+        other._rounds._follower.poll(ask_all=True)
         assert all(other.contains([page.key for page in pages]))
         tier.remove([page.key for page in pages if page is not pages[0]])
-        other._follower.poll(ask_all=True)
+        other._rounds._follower.poll(ask_all=True)
         assert sum(other.contains([page.key for page in pages])) == 1
         assert max(len(server.objects[name].body) for name in server.names("fleet/index/")) < 2100
         assert len(server.names("fleet/index/")) > 16
         for _ in range(40):
-            tier._keep_house()
+            tier._rounds.keep_house()
         assert len(server.names("fleet/index/")) < 16
         rest = server.names("fleet/index/")
         for _ in range(3):
-            tier._keep_house()
+            tier._rounds.keep_house()
         assert server.names("fleet/index/") == rest, "they are not written anew for ever"
         assert read_pages(open_objects(), pages[:2]) == [True, False]
 
