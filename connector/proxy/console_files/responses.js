@@ -8,7 +8,7 @@ const TIMEOUT_MS = 5000;
 const el = (id) => document.getElementById(id);
 const WORDS = {
   hit: "told what an equal one was told", shared: "told the answer of an equal one under way",
-  miss: "nothing equal is kept", old: "what is kept is of a run that has ended, or too old", similar: "of these, told what a similar one was told",
+  miss: "nothing equal is kept", old: "what is kept is of a run that has ended, or too old", similar: "of those with nothing equal: told what a similar one was told",
   other_form: "computed: what is kept can't be told in this form", late: "computed: the store was late", failed: "computed: the store failed",
   skipped: "computed: the store is left alone", unreadable: "computed: what is kept is damaged, or of another key",
 };
@@ -52,8 +52,8 @@ function showSimilar(similar) {
   const {right, wrong, undecided} = similar.shadows;
   el("checks").textContent = `${plural(similar.hits, "hit", "hits")}; ${count(right + wrong)} of them computed as well, of which ${plural(wrong, "was wrong", "were wrong")}`
     + (undecided ? `, and ${count(undecided)} that nobody could tell` : "");
-  el("interval").textContent = `Wrong: ${share(similar.lower)} to ${share(similar.upper)}, and the bound is ${share(similar.bound)}.`
-    + ` Comparisons of computed answers: ${count(similar.outcomes.right)} right, ${count(similar.outcomes.wrong)} wrong.`;
+  el("interval").textContent = (right + wrong ? `Wrong: ${share(similar.lower)} to ${share(similar.upper)}, and the bound is ${share(similar.bound)}.`
+    : `The bound is ${share(similar.bound)}.`) + ` Comparisons of computed answers: ${count(similar.outcomes.right)} right, ${count(similar.outcomes.wrong)} wrong.`;
 }
 
 function show(data) {
