@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,10 @@ from kvstore.cli.main import main
 FIRST, SIMILAR = "How do I reset my password?", "How can I reset my password?"
 
 
-def ask(proxy: ProxyProcess, text: str, **fields: Any) -> tuple[str, bytes]:
+def ask(proxy: ProxyProcess, text: str, key: str = "k", **fields: Any) -> tuple[str, bytes]:
     """What the cache says, and the body."""
     body = {"messages": [{"role": "user", "content": text}], "temperature": 0} | fields
-    connection = proxy.open("POST", CHAT, body)
+    connection = proxy.open("POST", CHAT, body, Authorization=f"Bearer {key}")
     try:
         response = connection.getresponse()
         assert response.status == 200
@@ -79,15 +80,24 @@ def test_a_similar_prompt_is_told_the_answer_and_says_so(front):
 def test_a_wrong_answer_is_noticed_removed_and_nothing_more_is_told(front, stream):
     """The instance answers by the prompt's bytes, so that what a similar one is told is always wrong."""
     proxy, decode = front(responses_shadow=100)
-    ask(proxy, FIRST)
-    stored(proxy, 1)
-    assert metric(proxy, "similar_open") == 1
-    assert ask(proxy, SIMILAR, stream=stream)[0].startswith("hit; similarity=0.")
-    wait_until(lambda: metric(proxy, "similar_open") == 0)
-    assert metric(proxy, 'similar_shadows_total{outcome="wrong"}') == 1
-    assert len(decode.seen()) == 2
-    assert ask(proxy, SIMILAR)[0] == ""
+    for number in (1, 2, 3):
+        assert metric(proxy, "similar_open") == 1
+        ask(proxy, FIRST, key=f"k{number}")
+        stored(proxy, number)
+        assert ask(proxy, SIMILAR, key=f"k{number}", stream=stream)[0].startswith("hit; similarity=0.")
+        wait_until(lambda: metric(proxy, 'similar_shadows_total{outcome="wrong"}') == number)  # noqa: B023
+    assert len(decode.seen()) == 6
+    assert metric(proxy, "similar_open") == 0
+    assert metric(proxy, "similar_shut") == 1
+    assert ask(proxy, SIMILAR, key="k1")[0] == ""
     assert "similar prompts are computed from now on" in proxy.log.read_text()
+
+    proxy.process.send_signal(signal.SIGUSR1)  # without a restart
+    wait_until(lambda: metric(proxy, "similar_open") == 1)
+    assert metric(proxy, "similar_shut") == 0
+    ask(proxy, FIRST, key="k4")
+    stored(proxy, 5)
+    assert ask(proxy, SIMILAR, key="k4")[0].startswith("hit; similarity=0.")
 
 
 @pytest.mark.parametrize(
@@ -99,6 +109,29 @@ def test_a_wrong_answer_is_noticed_removed_and_nothing_more_is_told(front, strea
         (["--responses-similar", "2", "--responses-compare", "ftp://x"], "is short or a URL"),
         (["--responses-similar", "2", "--responses-compare", "http://x/v1"], "needs --responses-judge-model"),
         (["--responses-similar", "2", "--responses-judge-model", "m"], "are for a model that judges"),
+        (["--responses-embedding", "lexical"], "--responses-embedding is for similar prompts"),
+        (["--responses-similar", "2", "--responses-embedding", "http://x/v1"], "needs --responses-embedding-model"),
+        (
+            ["--responses-similar", "2", "--responses-embedding", "http://a:b", "--responses-embedding-model", "m"],
+            "no URL",
+        ),
+        (["--responses-similar", "2", "--responses-embedding", "ftp://x"], "a URL with http:// or https://"),
+        (["--responses-similar", "2", "--responses-embedding", "/nowhere"], "/nowhere is no folder"),
+        (["--responses-similar", "2", "--responses-embedding-model", "m"], "are for an API"),
+        (["--responses-similar", "2", "--responses-embedding-deadline", "5"], "is for a model"),
+        (
+            [
+                "--responses-similar",
+                "2",
+                "--responses-embedding",
+                "http://x/v1",
+                "--responses-embedding-model",
+                "m",
+                "--responses-embedding-deadline",
+                "0",
+            ],
+            "--responses-embedding-deadline must be above 0 and at most 10000, got 0",
+        ),
     ],
 )
 def test_flags_that_can_not_be_used_are_refused(tmp_path, flags, words):
