@@ -36,7 +36,7 @@ def recurrent_kernels() -> None:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> ModelFolders:
-    """Models by name: ``llama``, ``hybrid``, ``recurrent``, ``deepseek``, ``idefics``, ``worded``, ``chat``, ``lora``."""
+    """By name: ``llama``, ``hybrid``, ``recurrent``, ``deepseek``, ``idefics``, ``worded``, ``chat``, ``lora``."""
     return ModelFolders(tmp_path_factory.mktemp("models"))
 
 

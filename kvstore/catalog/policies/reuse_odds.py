@@ -84,7 +84,7 @@ class ReuseOdds:
             self._move_clock()
         prior = (self._all_again + 1) / (self._all_seen + 4)
         seen = self._seen[page_class]
-        # Of the one that `prior` counts beforehand, a class has its share: while nothing is wanted again, all are alike.
+        # Of the one that is counted beforehand, a class has its share: while nothing is wanted again, all are alike.
         again = self._again[page_class] + seen / (self._all_seen + 4)
         odds = (again + _PRIOR * prior) / (seen + _PRIOR)
         return (self._now >> _FRACTION_BITS) + round(STEPS * math.log2(odds / prior))

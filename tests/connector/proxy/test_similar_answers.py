@@ -162,7 +162,10 @@ def test_a_shadow_check_of_one_proxy_shuts_the_other(front, redis):
         assert ask(first, SIMILAR, key=f"k{number}")[0] != ""
         wait_until(lambda: metric(first, 'similar_shadows_total{outcome="wrong"}') == number)  # noqa: B023
     assert metric(first, "similar_open") == 0
-    wait_until(lambda: ask(second, SIMILAR, key="k1")[0] == "" and metric(second, "similar_open") == 0)
+    for number in (1, 2, 3):
+        ask(second, SIMILAR, key=f"k{number}")  # that reads what is known of this key
+    wait_until(lambda: metric(second, "similar_open") == 0)
+    assert ask(second, SIMILAR, key="k1")[0] == ""
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis"])

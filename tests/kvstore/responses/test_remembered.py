@@ -36,7 +36,7 @@ def remember(store: Any, now: Any = time.time) -> Remembered:
 
 
 def place_of(known: Remembered, context: str = "context") -> Place:
-    return known.place(SimilarPrompt(Caller("k"), context, "text"))
+    return known.place(SimilarPrompt(Caller("k"), context, "text"), len(VECTOR))
 
 
 def add_prompt(store: Store, known: Remembered, number: int, context: str = "context", ends_in: float = 3600) -> None:
