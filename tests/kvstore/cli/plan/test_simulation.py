@@ -151,3 +151,10 @@ def test_wrong_flags_are_named(
 ) -> None:
     assert main(["plan", str(write_trace(tmp_path)), *flags]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_the_largest_fleet() -> None:
+    fleet = replace(FLEET, nodes=1000, shards=64, redis_bytes=4 << 30)
+    found = simulated(fleet, copies(1000, 1))
+    assert found.requests == 1000
+    assert [part.parts for part in found.parts] == [64, 64, 1000, 1, 1, 8000]
