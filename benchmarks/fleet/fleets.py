@@ -30,7 +30,7 @@ BLOCK_TOKENS, TOKEN_BYTES, PAGE_BYTES = 512, 32 << 10, 2 << 20
 COMMON = 2000
 GIB = 1 << 30
 ROUTED = (1, 10, 100)
-"""Nodes, where routers are compared: each is asked ten times as much there, or nobody comes back to anything."""
+"""Nodes, where routers are compared: each is asked five times as much there, or nobody comes back to anything."""
 NODES = (10, 100, 1000)
 SHARDS = (4, 16, 64)
 ARENAS = (4, 16, 64)
@@ -62,13 +62,18 @@ class Case:
 
 def cases(each: int) -> Iterator[Case]:
     """All of them, the small ones first."""
+    few, many = ROUTED[:2], ROUTED[2:]
+    for nodes in NODES[:2]:
+        yield from (Case("shards", nodes, shards, each) for shards in SHARDS)
+    for nodes in few:
+        yield from (Case("router", nodes, 16, 5 * each, router) for router in ROUTERS)
     for arena in ARENAS:
         for shards, objects in BELOW.values():
-            yield Case("arena", 10, shards, 10 * each, "random", arena, objects)
-    for nodes in NODES:
-        yield from (Case("shards", nodes, shards, each) for shards in SHARDS)
-    for nodes in ROUTED:
-        yield from (Case("router", nodes, 16, 10 * each, router) for router in ROUTERS)
+            yield Case("arena", 10, shards, 5 * each, "random", arena, objects)
+    for nodes in NODES[2:]:
+        yield from (Case("shards", nodes, shards, each) for shards in reversed(SHARDS))
+    for nodes in many:
+        yield from (Case("router", nodes, 16, 5 * each, router) for router in ROUTERS)
 
 
 def simulate(trace: str, case: Case) -> dict[str, Any]:
@@ -141,8 +146,8 @@ def main() -> None:
         "--each",
         metavar="N",
         type=int,
-        default=15,
-        help="requests of each node (%(default)s), ten times as many of fewer nodes",
+        default=30,
+        help="requests of each node (%(default)s), five times as many of fewer nodes",
     )
     simulating.add_argument("--most-nodes", metavar="N", type=int, default=1000, help="leave larger fleets out")
     commands.add_parser("plot")

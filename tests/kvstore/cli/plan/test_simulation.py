@@ -129,6 +129,9 @@ def test_the_command_says_what_saturates_first(tmp_path: Path, capsys: pytest.Ca
     assert found["requests"] == 240
     assert found["first"] in {"shard", "shard's link", "node's link", "object storage", "router"}
     assert found["changes"][0]["change"] == "1 GiB more of each arena"
+    shards = next(part for part in found["parts"] if part["name"] == "shard")
+    assert len(shards["each"]) == 2
+    assert max(busy for busy, _, _ in shards["each"]) == shards["busy"]
     assert main(["plan", str(write_trace(tmp_path)), *fleet]) == 0
     said = capsys.readouterr().out
     assert "of all tokens not computed" in said
