@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from redis.crc import key_slot
 
-from kvstore.tiers.redis.buckets import CLOCKS
+from kvstore.tiers.redis.buckets import CLOCKS, JUST_PLACED_MS
 from kvstore.tiers.redis.format import key_names
 from kvstore.tiers.redis.format.chunk import CHUNK_BYTES, ChunkHeader, pages_per_chunk, part_sizes
 from kvstore.tiers.redis.format.entry import PageEntry
@@ -54,6 +54,7 @@ _NUMBER = 2
 _NAMESPACE = bytes(key_names.NAMESPACE_BYTES)
 _HASH = bytes(KEY_BYTES - key_names.NAMESPACE_BYTES)
 _LIVE_MS = b"604800000"
+_CLAIM_MS = b"2000"
 _NULL = len(b"$-1\r\n")
 _OK = len(b"+OK\r\n")
 _INTEGER = len(b":1\r\n")
@@ -206,8 +207,17 @@ def store_chunks(shape: Shape) -> Cost:
     sums = _encoded([b"HGETALL", key_names.bucket_names(10**_NUMBER - 1)[2]])
     said = len(b"*6\r\n") + sum(map(_bulk, (5, 8, 5, 3, 38, 8)))
     admit = _sum(_writing(pages, shape.page_bytes) * chunks for pages, chunks in Counter(shape.chunks).items())
-    trips = -(-shape.payload_bytes // BATCH_BYTES)
+    trips = 2 * -(-shape.payload_bytes // BATCH_BYTES)  # bytes go behind the admission
     return admit + Cost(trips, shape.buckets, 0, shape.buckets * sums, shape.buckets * said)
+
+
+@lru_cache(1 << 14)
+def claimed(shape: Shape) -> Cost:
+    """Of a write, to be told that others are sending its chunks."""
+    chunks = len(shape.chunks)
+    numbers = [b"%d" % number for number in (shape.payload_bytes, shape.pages, header_bytes(1), 1, 1 << 25)]
+    arguments = [bytes(key_names.NONCE_BYTES), *numbers, _LIVE_MS, _NAMESPACE, b"", _HASH, _CLAIM_MS, b"0"]
+    return Cost(1, chunks, chunks, chunks * _script_bytes(scripts.ADMIT, *arguments), chunks * _INTEGER)
 
 
 def refresh(buckets: int) -> Cost:
@@ -294,16 +304,17 @@ def _reading(pages: int, page_bytes: int) -> Cost:
 
 @lru_cache(4096)
 def _writing(pages: int, page_bytes: int) -> Cost:
-    """Admission and values of one chunk."""
+    """Admission and values of one chunk, and the end of its claim."""
     header = header_bytes(pages)
     sizes = part_sizes(header, pages * page_bytes)
     numbers = [b"%d" % number for number in (sum(sizes), pages, header, len(sizes), 1 << 25)]
-    arguments = [bytes(key_names.NONCE_BYTES), *numbers, _LIVE_MS, _NAMESPACE, b""]
+    arguments = [bytes(key_names.NONCE_BYTES), *numbers, _LIVE_MS, _NAMESPACE, b"", _HASH, _CLAIM_MS, b"0"]
     cost = Cost(0, 1, 1, _script_bytes(scripts.ADMIT, *arguments), len(b"*2\r\n:1\r\n*0\r\n"))
     for part, size in enumerate(sizes):
         empty = _encoded([b"SET", _part_name(part), b"", b"XX", b"KEEPTTL"])
         cost += Cost(0, 1, 0, empty - _argument(0) + _argument(size), _OK)
-    return cost
+    claim = key_names.claim_name(10**_NUMBER - 1, _HASH)
+    return cost + Cost(0, 1, 0, _encoded([b"SET", claim, b"", b"XX", b"PX", JUST_PLACED_MS]), _OK)
 
 
 def _sum(costs: Iterable[Cost]) -> Cost:

@@ -14,6 +14,7 @@ chunks.
     kvstore:{B}:order              zset     bucket B's chunks by last use; one more for each namespace, :NAMESPACE
     kvstore:{B}:chunks             hash     what each chunk is charged, and how many of its pages have an entry
     kvstore:{B}:books              hash     the sums over that: bytes, pages, bytes of each namespace
+    kvstore:{B}:claim:HASH         string   who sends the chunk from a page on; for some seconds at most
     kvstore:buckets, :format       string   how many buckets there are; the newest format of what is here
 
 **Scripts** (:mod:`.net.scripts`) are all that changes a bucket: ``admit`` charges a chunk, evicts the oldest ones until
@@ -27,7 +28,7 @@ sends each server, a bar between two round trips:
     contains   MGET entries
     touch      renew entries │ touch chunks
     read       MGET entries │ GETRANGE chunks, touch them
-    write      MGET entries │ (touch chunks that are here) │ admit chunks, SET them │ place entries
+    write      MGET entries │ (touch chunks that are here) │ admit chunks │ SET them │ place entries, end claims
     remove     MGET entries │ forget them │ release chunks │ MGET entries                    more while others compact
     expire     idle buckets │ TIME │ expire chunks │ forget entries │ …                     of 64 buckets at once
 
@@ -39,6 +40,12 @@ page counts as not there, and a chunk without entries goes. An entry is replaced
 compaction has written the fragments of a chain anew as one chunk (:mod:`.compaction`), only if what was seen there
 still stands there; and whoever replaces it takes the page off the chunk that it named. So a chunk counts at least the
 entries that name it, and exactly these when nobody died on the way.
+
+**Who sends.** Nodes that want to store the same new pages at once would each send them, and all but one in vain. So
+whoever is admitted first has claimed the chunk; the others are told, wait until its entries are there, and send what it
+did not have. A claim is no lock: it ends with its time, that of one step of a call, if its writer died, and the next
+one sends the chunk. Nodes of versions that know no claims send beside it, as if its time were over: the first entry
+wins.
 
 **Who evicts, expires and deletes.** A chunk goes by its bucket's scripts only: as the oldest, over a quota, when no
 entry names it any more, or with a namespace that no node has used for some time (:mod:`.expiry`). Whoever learns that a

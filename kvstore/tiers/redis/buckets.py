@@ -25,6 +25,8 @@ BUCKET_CHUNKS = 16
 """As many chunks of full size fit into every bucket."""
 EXPIRED_AT_ONCE = 16
 """Chunks of a bucket that expire in one step: the server serves nobody else meanwhile."""
+JUST_PLACED_MS = b"500"
+"""For how long a writer is told to look again: what he saw before may be as old as that."""
 CLOCKS = 64
 """Buckets, about, that are asked what time it is."""
 
@@ -57,12 +59,14 @@ class Buckets:
         topology: the servers where they are.
         limit_bytes: most bytes in all of them together; they stay as many when it changes.
         live_ms: milliseconds that values live, in digits.
+        claim_ms: milliseconds for which a chunk's writer may keep others from sending the same, in digits.
     """
 
-    def __init__(self, topology: Topology, limit_bytes: int, live_ms: bytes) -> None:
+    def __init__(self, topology: Topology, limit_bytes: int, live_ms: bytes, claim_ms: bytes) -> None:
         self._topology = topology
         self.limit_bytes = limit_bytes
         self.live_ms = live_ms
+        self._claim_ms = claim_ms
         self._own_number = max(1, min(key_names.MOST_BUCKETS, limit_bytes // (BUCKET_CHUNKS * FULL_CHUNK)))
         self._number = self._own_number
         self._quotas: dict[bytes, int] = {}
@@ -143,10 +147,19 @@ class Buckets:
 
     # -- the scripts -------------------------------------------------------------------------------------------------
 
-    def admission(self, chunk: NewChunk) -> Request:
-        """A request that admits a chunk: charges it, evicts others for it, and makes a place for its values."""
+    def admission(self, chunk: NewChunk, *, again: bool = False) -> Request:
+        """A request that admits a chunk: charges it, evicts others for it, and makes a place for its values; unless
+        another writer has claimed it, or has placed it just now. ``again``: the caller has looked since."""
         quota = self.share_of(chunk.header.namespace).limit_in(chunk.bucket)
-        return self._script(chunk.bucket, scripts.ADMIT, *chunk.admission(self.budget, self.live_ms, quota))
+        claim = self._claim_ms, b"%d" % again
+        arguments = [*chunk.admission(self.budget, self.live_ms, quota), chunk.claim, *claim]
+        return self._script(chunk.bucket, scripts.ADMIT, *arguments)
+
+    def end_claims(self, chunks: Iterable[NewChunk]) -> list[Request]:
+        """Requests that end the claims of chunks that are whole, along with the entries that show them. A claim that
+        another writer has by now since its time was over ends as well, and the same bytes may then be sent twice."""
+        named = [key_names.claim_name(chunk.bucket, chunk.claim) for chunk in chunks]
+        return [Request(self._topology.slot(name), [b"SET", name, b"", b"XX", b"PX", JUST_PLACED_MS]) for name in named]
 
     def trims(self, namespaces: Iterable[bytes]) -> list[tuple[int, Request]]:
         """Requests that evict what some namespaces have beyond their quotas, as far as is known, and the buckets."""

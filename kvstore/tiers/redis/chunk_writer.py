@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,6 +24,17 @@ _TELLING_BYTES = 256 << 10
 """A store of less says nothing about the network's speed."""
 
 
+class Admitted(NamedTuple):
+    """What became of new chunks."""
+
+    whole: list[NewChunk]
+    """They are in Redis, with all their bytes."""
+    evicted: list[EvictedChunk]
+    """For them."""
+    claimed: dict[bytes, float]
+    """Others are sending these: the key of the first page of each, and for how many seconds they may at the most."""
+
+
 class ChunkWriter:
     """Builds and admits chunks; knows which namespaces are worth compressing. Safe for threads."""
 
@@ -32,13 +44,14 @@ class ChunkWriter:
         self._counts = context.counts
         self._codecs = codec.CodecChoice()
 
-    def build(self, pages: Sequence[PageWrite], position: int, parent: bytes) -> NewChunk:
+    def build(self, pages: Sequence[PageWrite], position: int, parent: bytes, *, merged: bool = False) -> NewChunk:
         """A chunk of pages of one namespace.
 
         Args:
             pages: in the order of their chain.
             position: the first one's place in the chain.
             parent: the key of the page before it, or nothing.
+            merged: these pages are in Redis, in other chunks.
         """
         namespace = pages[0].key[:-HASH_BYTES]
         payloads = self._compressed([page.payload for page in pages], namespace)
@@ -55,45 +68,61 @@ class ChunkWriter:
             position,
             parent[-HASH_BYTES:],
         )
-        return NewChunk(self._buckets.share_of(namespace).bucket_of(pages[0].key), header, header.encode(), payloads)
+        bucket = self._buckets.share_of(namespace).bucket_of(pages[0].key)
+        return NewChunk(bucket, header, header.encode(), payloads, merged)
 
-    def admit(self, chunks: Sequence[NewChunk], deadline: float) -> tuple[list[NewChunk], list[EvictedChunk]]:
-        """Write chunks, in one request to each server. Returns those that are whole in Redis, and those evicted."""
+    def admit(self, chunks: Sequence[NewChunk], deadline: float, *, again: bool = False) -> Admitted:
+        """Write chunks: first each is admitted, or is another writer's to send; then bytes are sent of those that were.
+        Both are one request to each server. ``again``: not the first attempt."""
         trims = self._buckets.trims({chunk.header.namespace for chunk in chunks})
-        requests = [request for _, request in trims]
-        for chunk in chunks:
-            requests.append(self._buckets.admission(chunk))
-            requests += [
-                # XX: a chunk that was evicted meanwhile must not come back uncharged.
-                Request(self._topology.slot(name), [b"SET", name, value, b"XX", b"KEEPTTL"], payload_bytes=size)
-                for name, value, size in zip(chunk.names, chunk.values(), chunk.sizes, strict=True)
-            ]
+        requests = [request for _, request in trims] + [self._buckets.admission(chunk, again=again) for chunk in chunks]
         changed = {chunk.bucket for chunk in chunks}.union(bucket for bucket, _ in trims)
-        start = time.perf_counter()
-        replies = iter(self._buckets.change(requests, changed, deadline, writing=True))
-        seconds = time.perf_counter() - start
-        evicted = [gone for bucket, _ in trims for gone in evicted_by(bucket, next(replies))]
-        admitted: dict[bytes, NewChunk] = {}
-        broken: dict[tuple[int, bytes], int] = {}
+        replies = self._buckets.change(requests, changed, deadline, writing=True)
+        trimmed = zip(trims, replies[: len(trims)], strict=True)
+        evicted = [gone for (bucket, _), reply in trimmed for gone in evicted_by(bucket, reply)]
+        places: dict[bytes, NewChunk] = {}
+        claimed: dict[bytes, float] = {}
         failed = 0
+        for chunk, reply in zip(chunks, replies[len(trims) :], strict=True):
+            match reply:
+                case [1, gone]:
+                    places[chunk.header.nonce] = chunk
+                    evicted += evicted_by(chunk.bucket, gone)
+                case [2, int() as left_ms]:
+                    claimed[chunk.keys[0]] = left_ms / 1000
+            failed += isinstance(reply, ServerError)
+        for lost in evicted:
+            places.pop(lost.nonce, None)
+        whole, refused = self._send(list(places.values()), deadline)
+        self._counts.add(errors=failed + refused, evicted=sum(gone.pages for gone in evicted))
+        return Admitted(whole, evicted, claimed)
+
+    def _send(self, chunks: Sequence[NewChunk], deadline: float) -> tuple[list[NewChunk], int]:
+        """Put the bytes of chunks in their places. Returns those that are whole now, and how many a server refused."""
+        requests = [
+            # XX: a chunk that was evicted meanwhile must not come back uncharged.
+            Request(self._topology.slot(name), [b"SET", name, value, b"XX", b"KEEPTTL"], payload_bytes=size)
+            for chunk in chunks
+            for name, value, size in zip(chunk.names, chunk.values(), chunk.sizes, strict=True)
+        ]
+        start = time.perf_counter()
+        replies = iter(self._topology.exchange(requests, deadline, writing=True))
+        seconds = time.perf_counter() - start
+        whole: list[NewChunk] = []
+        broken: dict[tuple[int, bytes], int] = {}
+        refused = 0
         for chunk in chunks:
-            admission = next(replies)
             values = [next(replies) for _ in chunk.sizes]
-            if isinstance(admission, list) and len(admission) == 2:
-                evicted += evicted_by(chunk.bucket, admission[1])
-                if all(value == b"OK" for value in values):
-                    admitted[chunk.header.nonce] = chunk
-                else:  # its place would stay, charged and empty, until it is the oldest
-                    broken[chunk.bucket, chunk.header.nonce] = len(chunk.keys)
-            failed += any(isinstance(reply, ServerError) for reply in (admission, *values))
+            if all(value == b"OK" for value in values):
+                whole.append(chunk)
+            else:  # its place would stay, charged and empty, until it is the oldest
+                broken[chunk.bucket, chunk.header.nonce] = len(chunk.keys)
+            refused += any(isinstance(value, ServerError) for value in values)
         self._buckets.release(broken, deadline)
-        for gone in evicted:
-            admitted.pop(gone.nonce, None)
         size = sum(sum(chunk.sizes) for chunk in chunks)
-        if not failed and size >= _TELLING_BYTES:
+        if not refused and size >= _TELLING_BYTES:
             self._codecs.sent(size, seconds)
-        self._counts.add(errors=failed, evicted=sum(gone.pages for gone in evicted))
-        return list(admitted.values()), evicted
+        return whole, refused
 
     def _compressed(self, payloads: Sequence[PageBytes], namespace: bytes) -> list[Buffer]:
         """What to store of pages: their compressed forms, if that pays."""

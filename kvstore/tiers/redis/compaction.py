@@ -93,8 +93,9 @@ class Compaction:
             return []
         whole = [page for fragment in fragments for page in fragment.pages] + [pages[key] for key in last.keys]
         head = fragments[0].header
-        merged = self._chunks.build(whole, head.position, head.namespace + head.parent if head.parent else b"")
-        admitted, evicted = self._chunks.admit([merged], deadline)
+        parent = head.namespace + head.parent if head.parent else b""
+        merged = self._chunks.build(whole, head.position, parent, merged=True)
+        admitted, evicted, _ = self._chunks.admit([merged], deadline)  # another writer may be at it: then it is his
         self._topology.exchange(list(self._entries.deletions(evicted)), deadline)
         if admitted:
             chunks = [(fragment.bucket, fragment.header) for fragment in fragments] + [(last.bucket, last.header)]

@@ -110,7 +110,9 @@ class RedisTier:
         self._counts = counts = counts or TierCounts()
         self._events = EventRing()  # nobody reads this one
         self._topology = topology = Topology(parse_address(url), scripts.ALL, timeout, pause)
-        self._buckets = buckets = Buckets(topology, limit_bytes, b"%d" % int(time_to_live * 1000))
+        self._buckets = buckets = Buckets(
+            topology, limit_bytes, b"%d" % int(time_to_live * 1000), b"%d" % max(1, int(timeout * 1000))
+        )
         self._entries = entries = Entries(topology, buckets)
         self._context = context = Context(topology, buckets, entries, counts, timeout)
         self._reader = Reader(context)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from kvstore.hashing import HASH_BYTES
+from kvstore.jitter import jittered
 from kvstore.tiers.redis.buckets import EvictedChunk
 from kvstore.tiers.redis.chunk_writer import ChunkWriter
 from kvstore.tiers.redis.compaction import Compaction
@@ -18,6 +20,11 @@ from kvstore.tiers.redis.format.planning import NewPage, cut_smaller, plan_chunk
 from kvstore.tiers.redis.net.resp import ServerError
 from kvstore.tiers.redis.net.server import batches
 from kvstore.tiers.tier import PageWrite
+
+_ATTEMPTS = 4
+"""To write what others had claimed, and did not send in time."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
+"""Seconds between two looks at what others are sending."""
 
 
 class _Seen(NamedTuple):
@@ -55,14 +62,44 @@ class Writer:
         return answers
 
     def _write(self, wanted: Sequence[PageWrite], first: Mapping[bytes, PageWrite]) -> tuple[set[bytes], set[bytes]]:
-        """Store what is not here. Returns the keys of what is here now, and of what was here during the call."""
-        seen = self._look(wanted)
-        here = seen.here
-        chunks = self._buckets.fitting(self._build(wanted, seen))
+        """Store what is not here. Returns the keys of what is here now, and of what was here during the call.
+
+        What others are sending is waited for, and sent in the end if they did not.
+        """
+        here: dict[bytes, set[bytes]] = {}
         others: set[bytes] = set()
         evicted: set[bytes] = set()
+        left = wanted
+        for attempt in range(_ATTEMPTS):
+            claimed = self._write_unclaimed(left, first, here, others, evicted, again=attempt > 0)
+            if not claimed or attempt == _ATTEMPTS - 1 or not self._wait_for(claimed):
+                break
+            known = others.union(*here.values())
+            left = [page for page in left if page.key not in known]
+        return others.union(*here.values()), evicted
+
+    def _write_unclaimed(
+        self,
+        wanted: Sequence[PageWrite],
+        first: Mapping[bytes, PageWrite],
+        here: dict[bytes, set[bytes]],
+        others: set[bytes],
+        evicted: set[bytes],
+        *,
+        again: bool,
+    ) -> dict[bytes, float]:
+        """Store what is not here, unless others are sending it; what is known of each page goes into the last three.
+
+        Returns:
+            What others are sending; see :class:`kvstore.tiers.redis.chunk_writer.Admitted`.
+        """
+        seen = self._look(wanted)
+        for nonce, some in seen.here.items():
+            here.setdefault(nonce, set()).update(some)
+        chunks = self._buckets.fitting(self._build(wanted, seen))
+        claimed: dict[bytes, float] = {}
         for batch in batches(chunks, [sum(chunk.header.stored) for chunk in chunks]):
-            gone, elsewhere = self._store(batch, seen.stale, here)
+            gone, elsewhere = self._store(batch, seen.stale, here, claimed, again=again)
             others |= elsewhere
             for chunk in gone:  # what was here at first may have been evicted for the rest of this very call
                 evicted |= here.pop(chunk.nonce, set())
@@ -71,7 +108,21 @@ class Writer:
                 entry = seen.entries.get(new.header.namespace + new.header.parent)
                 for chunk in self._compaction.compact(new, first, entry) if entry is not None else []:
                     evicted |= here.pop(chunk.nonce, set())
-        return others.union(*here.values()), evicted
+        return claimed
+
+    def _wait_for(self, claimed: Mapping[bytes, float]) -> bool:
+        """Wait until what others are sending is here, or their time for it is over. False: no server says so."""
+        end = time.monotonic() + max(claimed.values())
+        missing = list(claimed)
+        pause = _FIRST_PAUSE
+        while missing and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, jittered(pause)))  # or all who wait would ask at once
+            pause = min(2 * pause, _LONGEST_PAUSE)
+            entries, unanswered = self._entries.find(missing, self._context.deadline())
+            if unanswered:
+                return False
+            missing = [key for key, entry in zip(missing, entries, strict=True) if entry is None]
+        return True
 
     def _look(self, wanted: Sequence[PageWrite]) -> _Seen:
         """What of some pages is here. It counts as used."""
@@ -113,7 +164,13 @@ class Writer:
         return chunks
 
     def _store(
-        self, batch: Sequence[NewChunk], stale: Mapping[bytes, bytes], here: dict[bytes, set[bytes]]
+        self,
+        batch: Sequence[NewChunk],
+        stale: Mapping[bytes, bytes],
+        here: dict[bytes, set[bytes]],
+        claimed: dict[bytes, float],
+        *,
+        again: bool,
     ) -> tuple[list[EvictedChunk], set[bytes]]:
         """Write chunks, then the entries of their pages, the first one for a page wins; delete those of evicted ones.
 
@@ -121,16 +178,19 @@ class Writer:
             batch: of chunks.
             stale: what was seen under pages' names, and may be replaced.
             here: gets the pages of each chunk whose entries were put.
+            claimed: gets what others are sending, or placed since this writer looked.
+            again: not the first attempt.
 
         Returns:
             Which chunks were evicted, and the keys of pages that somebody else stored meanwhile.
         """
         deadline = self._context.deadline()
-        admitted, evicted = self._chunks.admit(batch, deadline)
+        admitted, evicted, sending = self._chunks.admit(batch, deadline, again=again)
+        claimed |= sending
         deletions = list(self._entries.deletions(evicted))
         placing = self._entries.placing(admitted, stale)
-        requests = [*deletions, *(request for request, _ in placing)]
-        replies = self._topology.exchange(requests, deadline, writing=True)[len(deletions) :]
+        requests = [*deletions, *(request for request, _ in placing), *self._buckets.end_claims(admitted)]
+        replies = self._topology.exchange(requests, deadline, writing=True)[len(deletions) :][: len(placing)]
         unplaced: list[bytes] = []
         gone: dict[tuple[int, bytes], int] = defaultdict(int)
         stored = written_bytes = 0

@@ -10,6 +10,8 @@
 ``kvstore:{B}:chunks``                hash      what each is charged with, how it is cut, and its namespace
 ``kvstore:{B}:books``                 hash      ``bytes``, ``pages``, ``bytes:NAMESPACE``: the sums over ``chunks``
 ``kvstore:{B}:chunk:NONCE:PART``      string    a chunk's bytes, mostly in one part, number 0
+``kvstore:{B}:claim:HASH``            string    the nonce of the chunk from a page on, while its writer sends it;
+                                                empty for a moment behind that
 ====================================  ========  ===================================================================
 
 Page key (64 bytes), namespace (its first 32) and nonce (16) are raw bytes. The braces are Redis Cluster's hash tag: a
@@ -53,3 +55,8 @@ def bucket_names(bucket: int) -> tuple[bytes, bytes, bytes]:
 def part_name(bucket: int, nonce: bytes, part: int) -> bytes:
     """The name of one part of a chunk."""
     return b"kvstore:{%d}:chunk:%b:%d" % (bucket, nonce, part)
+
+
+def claim_name(bucket: int, claim: bytes) -> bytes:
+    """The name of the claim to send a chunk."""
+    return b"kvstore:{%d}:claim:%b" % (bucket, claim)

@@ -22,6 +22,8 @@ class NewChunk:
     """The header's bytes."""
     payloads: Sequence[bytes | memoryview]
     """Each page's stored bytes, straight from the arena where they are not compressed."""
+    merged: bool = False
+    """Made of chunks that are there."""
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -47,8 +49,13 @@ class NewChunk:
         """What will say where its pages are."""
         return entries_of(self.header, self.bucket, len(self.head))
 
+    @property
+    def claim(self) -> bytes:
+        """What a writer claims who wants to send it: the same of all chunks that begin with the same page."""
+        return self.header.hashes[0] + (b"+" if self.merged else b"")
+
     def admission(self, budget: int, live_ms: bytes, quota: int | None) -> list[bytes]:
-        """The arguments of the script ``ADMIT``.
+        """The arguments of the script ``ADMIT``, but for the claim.
 
         Args:
             budget: most bytes in its bucket.

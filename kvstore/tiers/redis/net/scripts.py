@@ -77,7 +77,12 @@ _ADMIT = (
     + """
 local id, charge, pages, header, parts = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
 local budget, ttl, namespace, quota = tonumber(ARGV[6]), ARGV[7], ARGV[8], tonumber(ARGV[9])
+local claim, claim_ms = base .. 'claim:' .. ARGV[10], ARGV[11]
 if charge > budget or (quota and charge > quota) then return {} end
+local holder = redis.pcall('GET', claim)
+if holder == '' and ARGV[12] == '0' then return {2, 0} end
+if type(holder) == 'string' and line_of(holder) then return {2, redis.call('PTTL', claim)} end
+redis.call('SET', claim, id, 'PX', claim_ms)
 for part = 0, parts - 1 do redis.call('SET', base .. 'chunk:' .. id .. ':' .. part, '', 'PX', ttl) end
 local left = {}
 if quota and not drop_oldest(order .. ':' .. namespace, 'bytes:' .. namespace, quota - charge, left) then
@@ -243,9 +248,14 @@ ADMIT = _digest(_ADMIT)
 """Make a place for a chunk, and evict the bucket's oldest chunks for it.
 
 Keys: the bucket. Arguments: nonce, charge, pages, header bytes, parts, budget, milliseconds to live, namespace, and the
-most bytes of that namespace (empty: no quota): beyond it, its own oldest are evicted first. Answers nothing at all when
-the chunk is larger than budget or quota; else 1 and a list with (nonce, live pages, header) of each that was evicted.
-Until its parts are set (``SET … XX``, which does nothing where no place stands) it is empty.
+most bytes of that namespace (empty: no quota): beyond it, its own oldest are evicted first; then the name of the claim
+to it, for how many milliseconds that holds, and 1 for a writer who has looked since another one ended it. Answers
+nothing at all when the chunk is larger than budget or quota; 2 and milliseconds while another chunk holds the claim; 2
+and 0 where that was placed just now; else 1 and a list with (nonce, live pages, header) of each that was evicted. Until
+its parts are set (``SET … XX``, which does nothing where no place stands) it is empty.
+
+A claim ends with its time, or with its chunk. It is empty for a moment behind the placing of entries, for writers who
+looked for these before.
 """
 TOUCH = _digest(_TOUCH)
 """Mark chunks as used, the first named as the newest. Keys: the bucket. Arguments: milliseconds to live, nonces.
