@@ -207,8 +207,17 @@ def store_chunks(shape: Shape) -> Cost:
     sums = _encoded([b"HGETALL", key_names.bucket_names(10**_NUMBER - 1)[2]])
     said = len(b"*6\r\n") + sum(map(_bulk, (5, 8, 5, 3, 38, 8)))
     admit = _sum(_writing(pages, shape.page_bytes) * chunks for pages, chunks in Counter(shape.chunks).items())
-    trips = -(-shape.payload_bytes // BATCH_BYTES)
-    return admit + Cost(2 * trips, shape.buckets, 0, shape.buckets * sums, shape.buckets * said)  # bytes go behind
+    trips = 2 * -(-shape.payload_bytes // BATCH_BYTES)  # bytes go behind the admission
+    return admit + Cost(trips, shape.buckets, 0, shape.buckets * sums, shape.buckets * said)
+
+
+@lru_cache(1 << 14)
+def claimed(shape: Shape) -> Cost:
+    """Of a write, to be told that others are sending its chunks."""
+    chunks = len(shape.chunks)
+    numbers = [b"%d" % number for number in (shape.payload_bytes, shape.pages, header_bytes(1), 1, 1 << 25)]
+    arguments = [bytes(key_names.NONCE_BYTES), *numbers, _LIVE_MS, _NAMESPACE, b"", _HASH, _CLAIM_MS, b"0"]
+    return Cost(1, chunks, chunks, chunks * _script_bytes(scripts.ADMIT, *arguments), chunks * _INTEGER)
 
 
 def refresh(buckets: int) -> Cost:

@@ -44,7 +44,7 @@ class Write(NamedTuple):
     blocks: Sequence[int]
     """That were offered."""
     chunks: list[Chunk]
-    """That are made of those that were not there when it began."""
+    """That it sends: made of those that were not there when it began, and that nobody else was sending."""
 
 
 class RedisSide:
@@ -63,6 +63,8 @@ class RedisSide:
         self.shards = [Shard() for _ in range(shards)]
         self._requests: dict[tuple[Way, int | Shape], Request] = {}
         self._beside = Cost()
+        self._sending: dict[int, float] = {}
+        """By its first block: a chunk that some node is sending, and until when."""
         self._page_bytes = page_bytes
         self._pages_per_block = max(1, block_bytes // page_bytes)
         self._chunks_per_block = block_bytes // CHUNK_BYTES if block_bytes > CHUNK_BYTES else 0
@@ -114,8 +116,13 @@ class RedisSide:
     def begin_write(
         self, now: float, offered: Sequence[tuple[Sequence[int], Sequence[int]]]
     ) -> tuple[float, list[Write]]:
-        """``write`` of blocks of some prompts: what is not here is sent. It is here once :meth:`end_write` says so."""
-        writes = [Write(prompt, blocks, self.pages.plan(prompt, blocks)) for prompt, blocks in offered]
+        """``write`` of blocks of some prompts: what is not here is sent, unless another node is sending it; that is
+        waited for. It is here once :meth:`end_write` says so."""
+        writes, waited = [], []
+        for prompt, blocks in offered:
+            planned = self.pages.plan(prompt, blocks)
+            writes.append(Write(prompt, blocks, [chunk for chunk in planned if chunk.blocks[0] not in self._sending]))
+            waited += [chunk for chunk in planned if chunk.blocks[0] in self._sending]
         for shard, request in self._agreement:
             self.shards[shard].ask(now, request)
         present = [block for write in writes for block in write.blocks if block in self.pages]
@@ -125,16 +132,26 @@ class RedisSide:
             looked = self._entries(now, present, _found)
             looked = self._chunks(looked, self.pages.chunks_of(present), present, costs.touch_chunks)
             self.pages.touch(present)
+        if waited:
+            self._chunks(looked, waited, [], costs.claimed)
+            ends = max(self._sending[chunk.blocks[0]] for chunk in waited)
+            blocks = [block for chunk in waited for block in chunk.blocks]
+            looked = max(looked, self._entries(ends, blocks, _found)) if not new else looked
         if not new:
             return looked, writes
         chunks = [chunk for write in writes for chunk in write.chunks]
         sent = self._chunks(looked, chunks, new, costs.store_chunks)
-        return self._entries(sent, new, costs.store_entries), writes
+        done = self._entries(sent, new, costs.store_entries)
+        self._sending.update((chunk.blocks[0], done) for chunk in chunks)
+        if waited:
+            done = max(done, self._entries(max(ends, done), blocks, _found))
+        return done, writes
 
     def end_write(self, now: float, write: Write) -> int:
         """Its entries are put where none stand, and fragments are merged. Returns how many of its blocks are here."""
         gone, lost = [], []
         for chunk in write.chunks:
+            self._sending.pop(chunk.blocks[0], None)
             gone += self.pages.admit(chunk)
             if chunk.live < len(chunk.blocks):
                 lost.append(chunk)

@@ -31,6 +31,8 @@ class PartLoad:
     wait_p99: float
     shared: bool
     """By all nodes: its load grows with them. Others belong to one node each."""
+    each: tuple[tuple[float, float, float], ...] = ()
+    """Of shared ones, each: part of its time, operations and gigabytes a second."""
 
     def most_nodes(self, nodes: int) -> int | None:
         """With how many nodes it saturates, where all else stays; None: nodes don't matter."""
@@ -104,13 +106,12 @@ def report(outcome: Outcome) -> Report:
 def _load(name: str, parts: list[Part], seconds: float, *, shared: bool) -> PartLoad:
     if not parts:
         return PartLoad(name, 0, 0.0, 0.0, 0.0, 0.0, 0.0, shared)
-    most = max(parts, key=lambda part: part.busy)
     waits = Counter({0: sum(part.unqueued for part in parts)})
     for part in parts:
         waits.update(part.waits)
     p50, p99 = (_at(waits, share) for share in (0.5, 0.99))
-    rate = (most.busy / seconds, most.operations / seconds, most.bytes / seconds / 1e9)
-    return PartLoad(name, len(parts), *rate, p50, p99, shared)
+    rates = [(part.busy / seconds, part.operations / seconds, part.bytes / seconds / 1e9) for part in parts]
+    return PartLoad(name, len(parts), *max(rates), p50, p99, shared, tuple(rates) if shared else ())
 
 
 def _at(waits: Counter[int], share: float) -> float:

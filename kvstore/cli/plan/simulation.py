@@ -76,7 +76,7 @@ class Counts:
     shared: int = 0
     """Offered to Redis, and there then: some of them by several nodes."""
     sent: int = 0
-    """To Redis: of what several nodes computed at once, each sends its own."""
+    """To Redis: what several nodes computed at once is sent by the first one, mostly."""
     redis_evicted: int = 0
     """From Redis."""
     unshared: int = 0

@@ -96,12 +96,13 @@ def test_objects_hold_what_redis_has_let_go() -> None:
     assert simulated(replace(small, objects=True), requests).object_hits > 0.05
 
 
-def test_nodes_that_compute_the_same_at_once_each_send_it() -> None:
+def test_of_nodes_that_compute_the_same_at_once_one_sends_it() -> None:
     fleet = replace(FLEET, nodes=16, redis_bytes=1 << 30)
     same = [FleetRequest(0.0, number, 512 * 8, tuple(range(8))) for number in range(50)]
     counts = Simulation(fleet).run(same).counts
     assert counts.computed_tokens == 50 * 512 * 8  # all came before any was computed
-    assert 8 < counts.sent <= 16 * 8
+    assert counts.sent == 8
+    assert 8 < counts.shared <= 16 * 8
 
 
 def test_agents_fork_and_have_their_past_in_common() -> None:
@@ -129,6 +130,9 @@ def test_the_command_says_what_saturates_first(tmp_path: Path, capsys: pytest.Ca
     assert found["requests"] == 240
     assert found["first"] in {"shard", "shard's link", "node's link", "object storage", "router"}
     assert found["changes"][0]["change"] == "1 GiB more of each arena"
+    shards = next(part for part in found["parts"] if part["name"] == "shard")
+    assert len(shards["each"]) == 2
+    assert max(busy for busy, _, _ in shards["each"]) == shards["busy"]
     assert main(["plan", str(write_trace(tmp_path)), *fleet]) == 0
     said = capsys.readouterr().out
     assert "of all tokens not computed" in said
@@ -151,3 +155,10 @@ def test_wrong_flags_are_named(
 ) -> None:
     assert main(["plan", str(write_trace(tmp_path)), *flags]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_the_largest_fleet() -> None:
+    fleet = replace(FLEET, nodes=1000, shards=64, redis_bytes=4 << 30)
+    found = simulated(fleet, copies(1000, 1))
+    assert found.requests == 1000
+    assert [part.parts for part in found.parts] == [64, 64, 1000, 1, 1, 8000]
