@@ -7,6 +7,7 @@ import hashlib
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 from aiohttp import hdrs, web
 
@@ -60,6 +61,10 @@ class CachedAnswers:
     def metrics_text(self) -> str:
         """What it counts, in Prometheus' text format."""
         return self._cache.metrics.text()
+
+    def report(self) -> dict[str, Any]:
+        """What it has done, for people."""
+        return self._cache.report()
 
     async def answer(self, exchange: Exchange, compute: Compute) -> web.StreamResponse:
         """The answer to a request, from the cache where one is there, else computed."""

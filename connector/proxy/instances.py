@@ -100,6 +100,13 @@ class Instances:
         finally:
             instance.in_flight -= 1
 
+    def states(self) -> list[dict[str, object]]:
+        """Of each instance, for people: ``url``, ``role``, ``in_service``, and requests ``in_flight``."""
+        return [
+            {"url": each.url, "role": each.role.value, "in_service": each.in_service, "in_flight": each.in_flight}
+            for each in self.all
+        ]
+
     def unreachable(self, instance: Instance) -> bool:
         """Nobody listens there, or it says that it does not serve. Returns whether that is news."""
         news, instance.in_service = instance.in_service, False

@@ -30,6 +30,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from kvstore.connector.proxy.cached_answers import CachedAnswers
 from kvstore.connector.proxy.connection import ClientConnection, error_response, fault_of
+from kvstore.connector.proxy.console import ProxyConsole
 from kvstore.connector.proxy.exchange import HOP_BY_HOP, Exchange
 from kvstore.connector.proxy.instances import (
     Instance,
@@ -145,6 +146,7 @@ class Proxy:
             application.router.add_options(path, self._pass_on)
         application.router.add_get("/health", self._health)
         application.router.add_get("/metrics", self._show_metrics)
+        ProxyConsole(instances, None if self._cached is None else self._cached.report).add_to(application)
         self._runner = web.AppRunner(
             application,
             handler_cancellation=True,
@@ -424,11 +426,9 @@ class Proxy:
 
     async def _health(self, request: web.Request) -> web.Response:
         """200 as long as a request can be answered; each instance's state."""
-        instances = [
-            {"url": each.url, "role": each.role.value, "in_service": each.in_service, "in_flight": each.in_flight}
-            for each in self._instances.all
-        ]
-        return web.json_response({"instances": instances}, status=200 if self._instances.serving else 503)
+        return web.json_response(
+            {"instances": self._instances.states()}, status=200 if self._instances.serving else 503
+        )
 
     async def _show_metrics(self, request: web.Request) -> web.Response:
         text = self._metrics.text(self._instances)
@@ -528,7 +528,7 @@ async def _errors_as_json(
     try:
         return await handler(request)
     except web.HTTPNotFound:
-        served = ", ".join((*_PATHS, _MODELS, "/health", "/metrics"))
+        served = ", ".join((*_PATHS, _MODELS, "/health", "/metrics", "/console"))
         return error_response(f"nothing is at {request.path}; the proxy serves {served}", 404)
     except web.HTTPException as error:
         allowed = {name: value for name, value in error.headers.items() if name == hdrs.ALLOW}

@@ -29,6 +29,7 @@ from kvstore.responses.lookup_threads import LookupThreads
 from kvstore.responses.metrics import ResponseMetrics
 from kvstore.responses.names import entry_name, key_digest
 from kvstore.responses.policy import CacheControl, Caller, refusal
+from kvstore.responses.report import report
 from kvstore.responses.request import CacheableRequest, NotCacheable, read_request
 from kvstore.responses.sealing import Sealing
 from kvstore.responses.similar import Searched, Similar
@@ -85,6 +86,7 @@ class ResponseCache:
         self.flights: Flights[Kept] = Flights()
         self.metrics = ResponseMetrics(lambda: self.flights.followers)
         self._threads = LookupThreads(deadline)
+        self._how = similar
         self._similar = None
         if similar is not None:
             self._similar = SimilarHits(similar, store, sealing, self._threads, self.metrics, now)
@@ -92,6 +94,10 @@ class ResponseCache:
         self._waiting_bytes = 0
         self._writes: set[asyncio.Future[None]] = set()
         self._breaker = Breaker(_FAILURES, _PAUSE, _LONGEST_PAUSE)
+
+    def report(self) -> dict[str, Any]:
+        """What it has done, as :func:`kvstore.responses.report.report` tells it."""
+        return report(self.metrics, self._how)
 
     def question(
         self, path: str, fields: Mapping[str, Any], caller: Caller, control: CacheControl

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+_PREFIX = "kvstore_responses_"
 _LOOKUP_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 
 
@@ -104,10 +105,24 @@ class ResponseMetrics:
             buckets=_LOOKUP_SECONDS,
         )
 
+    def value(self, name: str, **labels: str) -> float:
+        """Of one sample, by its name without the prefix; 0: it was never counted."""
+        return self._registry.get_sample_value(f"{_PREFIX}{name}", labels) or 0.0
+
+    def by_label(self, name: str) -> dict[str, float]:
+        """Each value of the only label of a counter, with its count."""
+        return {
+            value: sample.value
+            for family in self._registry.collect()
+            for sample in family.samples
+            if sample.name == f"{_PREFIX}{name}_total"
+            for value in sample.labels.values()
+        }
+
     def text(self) -> str:
         """Everything, in Prometheus' text format."""
         lines = generate_latest(self._registry).decode().splitlines()
         return "".join(f"{line}\n" for line in lines if "_created" not in line)
 
     def _counter(self, name: str, words: str, *labels: str) -> Counter:
-        return Counter(f"kvstore_responses_{name}", words, labels, registry=self._registry)
+        return Counter(f"{_PREFIX}{name}", words, labels, registry=self._registry)

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +52,8 @@ class _Known:
     """When its entries end, in seconds since 1970, as they came."""
     seen: Seen = _NOTHING
     lock: threading.Lock = field(default_factory=threading.Lock)
+    reading: threading.Lock = field(default_factory=threading.Lock)
+    """Held by who reads what came meanwhile, which takes a while for a large group."""
 
 
 @dataclass(slots=True)
@@ -87,7 +90,7 @@ class Remembered:
         self._store = store
         self._sealing = sealing
         self._vectors = vectors
-        self._beginning = beginning
+        self._beginning = cache(lambda: tuple(beginning()))
         self._now = now
         self._by = secrets.token_hex(4)
         """Tells its own outcomes from those of others."""
@@ -106,7 +109,7 @@ class Remembered:
         )
 
     def read(self, place: Place) -> list[tuple[bool, float]]:
-        """Read what came meanwhile. It blocks.
+        """Read what came meanwhile. It blocks, but not while another thread reads the same group: then that does it.
 
         Returns:
             Checks by others of answers that were told: whether they were right, and when that was, in seconds since
@@ -116,6 +119,14 @@ class Remembered:
             StoreError: the store can't be asked.
         """
         known, learnt = self._of(place)
+        if not known.reading.acquire(blocking=False):
+            return []
+        try:
+            return self._read(place, known, learnt)
+        finally:
+            known.reading.release()
+
+    def _read(self, place: Place, known: _Known, learnt: _Learnt) -> list[tuple[bool, float]]:
         shadows: list[tuple[bool, float]] = []
         more = True
         while more:
@@ -123,12 +134,9 @@ class Remembered:
             news = self._store.news(place.group, prompts_seen, place.learner.name, outcomes_seen)
             more = news.more
             with known.lock:
-                if known.seen == prompts_seen:  # else another thread read them
-                    self._take_prompts(place, known, news.prompts, news.prompts_seen)
-                else:
-                    more = True
+                self._take_prompts(place, known, news.prompts, news.prompts_seen)
             with learnt.lock:
-                if learnt.seen == outcomes_seen:
+                if learnt.seen == outcomes_seen:  # else another thread read them, for another group
                     shadows += self._take_outcomes(place, learnt, news.outcomes, news.outcomes_seen)
                 else:
                     more = True

@@ -19,6 +19,7 @@ from kvstore.errors import InvalidRequestError
 from kvstore.service.http import latency_columns
 from kvstore.service.http.history import History, Sampler
 from kvstore.service.http.namespace_list import MOST_LISTED, Wanted, details_of, row_of
+from kvstore.service.http.page_headers import PAGE_HEADERS
 from kvstore.service.http.recent_errors import RecentErrors
 from kvstore.service.http.server import Answer, Ask, Page
 from kvstore.status import Status, by_client
@@ -37,11 +38,6 @@ _FILES = {
     "uplot.css": "text/css; charset=utf-8",
     "uplot-license.txt": "text/plain; charset=utf-8",
 }
-_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none';"
-    " form-action 'none'; frame-ancestors 'none'"
-)
-_HEADERS = (("Content-Security-Policy", _POLICY), ("Referrer-Policy", "no-referrer"), ("Cache-Control", "no-store"))
 _DIGITS = 12
 _COUNTERS = ("evicted", "overrun")
 COLUMNS = (
@@ -172,12 +168,12 @@ class ConsolePages:
             },
             "errors": [each._asdict() for each in self._errors.latest()],
         }
-        return Answer("application/json", json.dumps(content).encode(), headers=_HEADERS)
+        return Answer("application/json", json.dumps(content).encode(), headers=PAGE_HEADERS)
 
 
 def _file(content: bytes, kind: str) -> Page:
     def page(ask: Ask) -> Answer:
-        return Answer(kind, content, headers=_HEADERS) if ask.caller.every else _refused()
+        return Answer(kind, content, headers=PAGE_HEADERS) if ask.caller.every else _refused()
 
     return page
 

@@ -6,24 +6,24 @@ import contextlib
 import io
 import json
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from openai_instance import OpenAIInstance
 from proxy_process import CHAT, ProxyProcess
-from redis_servers import wait_until
+from redis_servers import RedisServer, wait_until
 
 from kvstore.cli.main import main
 
 FIRST, SIMILAR = "How do I reset my password?", "How can I reset my password?"
 
 
-def ask(proxy: ProxyProcess, text: str, key: str = "k", **fields: Any) -> tuple[str, bytes]:
+def ask(proxy: ProxyProcess, text: str, key: str = "", **fields: Any) -> tuple[str, bytes]:
     """What the cache says, and the body."""
     body = {"messages": [{"role": "user", "content": text}], "temperature": 0} | fields
-    connection = proxy.open("POST", CHAT, body, Authorization=f"Bearer {key}")
+    connection = proxy.open("POST", CHAT, body, **{"Authorization": f"Bearer {key}"} if key else {})
     try:
         response = connection.getresponse()
         assert response.status == 200
@@ -36,18 +36,18 @@ def ask(proxy: ProxyProcess, text: str, key: str = "k", **fields: Any) -> tuple[
 def front(
     instance: Callable[..., OpenAIInstance], proxy: Callable[..., ProxyProcess], tmp_path: Path
 ) -> Callable[..., tuple[ProxyProcess, OpenAIInstance]]:
-    """A proxy that answers similar prompts, and the instance behind it."""
+    """Proxies that answer similar prompts, and the instance behind them."""
+    prefill, decode = instance("p"), instance("d", "finished")
 
     def start(**flags: object) -> tuple[ProxyProcess, OpenAIInstance]:
-        decode = instance("d", "finished")
         given: dict[str, object] = {
             "responses": tmp_path / "r.sqlite",
-            "responses_plain": True,
             "responses_deadline": 30_000,
             "responses_similar": 2,
             "responses_compare": "short",
         }
-        return proxy([instance("p")], [decode], **given | flags), decode
+        given |= {} if "responses_key_file" in flags else {"responses_plain": True}
+        return proxy([prefill], [decode], **given | flags), decode
 
     return start
 
@@ -98,6 +98,158 @@ def test_a_wrong_answer_is_noticed_removed_and_nothing_more_is_told(front, strea
     ask(proxy, FIRST, key="k4")
     stored(proxy, 5)
     assert ask(proxy, SIMILAR, key="k4")[0].startswith("hit; similarity=0.")
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path / "redis")
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    path = tmp_path / "responses.key"
+    path.write_text("ab" * 32)
+    path.chmod(0o600)
+    return path
+
+
+def command(*words: str) -> str:
+    out, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        assert main(["responses", *words]) == 0, errors.getvalue()
+    return out.getvalue()
+
+
+QUIET = {"responses_shadow": 0.000001}
+
+
+def test_two_proxies_on_a_redis_know_the_same_and_deletes_reach_both(front, redis, key_file):
+    shared = QUIET | {"responses": redis.url, "responses_key_file": key_file}
+    first, second = front(**shared)[0], front(**shared)[0]
+    api_key = key_file.parent / "api.key"
+    api_key.write_text("my-key")
+    for number, chosen in enumerate(("model", "api-key", "entry", "all")):
+        asked = {"key": "my-key", "model": "m", "seed": number}
+        kept = metric(first, 'kept_total{outcome="stored"}')
+        assert ask(first, FIRST, **asked)[0] == ""
+        stored(first, kept + 1)
+        said, _ = ask(second, SIMILAR, **asked)
+        assert said.startswith("hit; similarity=0.")
+        entry = said.rpartition("=")[2]
+        assert ask(second, SIMILAR, **asked | {"key": "other-key"})[0] == ""
+        flags = {
+            "model": ["--model", "m"],
+            "api-key": ["--api-key-file", str(api_key), "--key-file", str(key_file)],
+            "entry": ["--entry", entry],
+            "all": ["--all"],
+        }
+        assert command("delete", *flags[chosen], "--store", redis.url) != "0 deleted\n"
+        assert ask(second, SIMILAR, **asked)[0] == "", chosen
+        assert entry not in ask(first, FIRST, **asked)[0], chosen
+
+
+def test_a_shadow_check_of_one_proxy_shuts_the_other(front, redis):
+    """The instance answers by the prompt's bytes, so that what a similar one is told is always wrong."""
+    shared = {"responses": redis.url}
+    first, _ = front(**shared, responses_shadow=100)
+    second, _ = front(**shared, responses_shadow=0.000001)
+    keys = ("k1", "k2", "k3")
+    for number, key in enumerate(keys, 1):
+        ask(first, FIRST, key=key)
+        stored(first, number)
+        assert ask(second, SIMILAR, key=key)[0] != ""
+        assert ask(first, SIMILAR, key=key)[0] != ""
+        wait_until(lambda: metric(first, 'similar_shadows_total{outcome="wrong"}') == number)  # noqa: B023
+    wait_until(lambda: metric(first, "similar_open") == 0)
+
+    def is_shut() -> bool:
+        """The other one reads of a caller's checks when that caller asks."""
+        said = [ask(second, SIMILAR, key=key)[0] for key in keys]
+        return not any(said) and metric(second, "similar_open") == 0
+
+    wait_until(is_shut)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "redis"])
+def test_a_killed_proxy_has_lost_nothing_that_was_stored(front, tmp_path, key_file, kind, request):
+    where = request.getfixturevalue("redis").url if kind == "redis" else tmp_path / "r.sqlite"
+    given = QUIET | {"responses": where, "responses_key_file": key_file}
+    proxy, _ = front(**given)
+    ask(proxy, FIRST)
+    ask(proxy, "How do I reset my router?")
+    stored(proxy, 2)
+    wait_until(lambda: metric(proxy, 'similar_outcomes_total{outcome="wrong"}') == 1)
+    store = ["--store", str(where)]
+    wait_until(lambda: json.loads(command("status", "--json", *store))["outcomes"] == 1)
+    proxy.kill()
+    again, _ = front(**given)
+    assert ask(again, SIMILAR)[0].startswith("hit; similarity=0.")
+    assert json.loads(command("status", "--json", *store))["prompts"] == 2
+
+
+def test_a_redis_that_goes_and_comes_back_empty_costs_computations(front, redis):
+    proxy, _ = front(responses=redis.url, responses_shadow=0.000001)
+    ask(proxy, FIRST)
+    stored(proxy, 1)
+    assert ask(proxy, SIMILAR)[0] != ""
+    redis.kill()
+    for _ in range(5):
+        assert ask(proxy, SIMILAR)[0] == ""
+    redis.start()
+
+    wait_until(lambda: ask(proxy, FIRST)[0].startswith("hit; similarity=1;"))
+    assert ask(proxy, "How could I reset my password?")[0].startswith("hit; similarity=0.")
+
+
+def test_the_command_tells_of_similar_prompts_and_explains_them(front, tmp_path, key_file):
+    proxy, _ = front(**QUIET, responses_key_file=key_file)
+    ask(proxy, FIRST, model="m")
+    ask(proxy, "How do I reset my router?\x1b", model="m")
+    stored(proxy, 2)
+    wait_until(lambda: metric(proxy, 'similar_outcomes_total{outcome="wrong"}') == 1)
+    store = ["--store", str(tmp_path / "r.sqlite")]
+    wait_until(lambda: json.loads(command("status", "--json", *store))["outcomes"] == 1)
+    assert "2 of them may be found by similar prompts; 1 outcomes of comparisons" in command("status", *store)
+    listed = [json.loads(line) for line in command("list", "--json", *store).splitlines()]
+    assert listed[0]["group"] == listed[1]["group"]
+    assert f" {listed[0]['group'][:8]} " in command("list", *store)
+
+    def explain(text: str, *flags: str, **fields: Any) -> str:
+        asked = {"model": "m", "messages": [{"role": "user", "content": text}], "temperature": 0} | fields
+        given = command("explain", json.dumps(asked), "--key-file", str(key_file), *store, *flags)
+        return " ".join(given.split())
+
+    entry = ask(proxy, SIMILAR, model="m")[0].rpartition("=")[2]
+    told = explain(SIMILAR)
+    assert f"told what {entry} was told: the best one would be wrong with a probability of" in told
+    assert "How do I reset my password?" in told
+    assert "How do I reset my router?\N{REPLACEMENT CHARACTER}" in told
+    assert "0 right, 1 wrong" in told
+    assert "same words" in told
+    said = json.loads(explain(SIMILAR, "--json"))
+    assert (said["similar"]["told"], said["similar"]["candidates"][0]["entry"], said["found"]) == (entry, entry, None)
+    assert said["similar"]["candidates"][0]["wrong"] <= 0.02 < said["similar"]["candidates"][1]["wrong"]
+    assert "above" not in told
+    assert "it is computed: the best one (they differ in words) would be wrong" in explain("How do I reset my phone?")
+    refused = explain("Don't I reset my password?")
+    assert "computed: guards refuse all that are near" in refused
+    assert "refused: negations" in refused
+    assert "no prompt is kept that has everything else in common" in explain(SIMILAR, model="n")
+    for fields, words in (
+        ({"tools": [{"type": "function"}]}, "it has tools"),
+        ({"n": 2}, "it asks for 2 choices"),
+        ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}, "end with a user's"),
+        ({"messages": [{"role": "user", "content": "a" * 4001}]}, "has 4001 characters, and 1 to 4000"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}, "more than text"),
+    ):
+        assert words in explain("", **fields)
+    assert "and the bound is 0.01 %" in explain(SIMILAR, "--similar", "0.01")
+    errors = io.StringIO()
+    with contextlib.redirect_stderr(errors):
+        assert main(["responses", "explain", "{}", "--plain", "--similar", "51", *store]) == 2
+    assert "--similar must be above 0 and at most 50 percent, got 51" in errors.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from similar_asking import FIRST, OTHER, SIMILAR, Asking
+from similar_asking import FIRST, OTHER, SIMILAR, Asking, body, fields_of
 
+from kvstore.responses import Caller
+from kvstore.responses.lookup_threads import LookupThreads
+from kvstore.responses.request import CHAT
 from kvstore.responses.semantic.lexical import embed
 from kvstore.responses.store import Choice, StoreError
 
+PATIENCE = 60.0
 LAST = 3
 """The number of the third prompt."""
 KEY, OTHER_KEY = bytes(range(32)), bytes(32)
@@ -268,3 +273,51 @@ def test_an_embedding_that_fails_costs_a_computation(where, caplog):
 
     with_caches(where, work, QUIET | {"vector": fails, "vectors": "lexical"}, QUIET)
     assert "no such model" in caplog.text
+
+
+def test_the_keys_of_a_tenant_share_and_nobody_else_does(where):
+    async def work(one: Asking, other: Asking) -> None:
+        assert await one.ask(FIRST, caller="a", tenant="t") is None
+        assert await other.ask(SIMILAR, caller="b", tenant="t") is not None
+        for caller, tenant in (("a", "u"), ("a", ""), ("t", ""), ("", "")):
+            assert await other.ask(SIMILAR, caller=caller, tenant=tenant) is None, (caller, tenant)
+        assert other.computed == 4
+
+    with_caches(where, work, QUIET, QUIET)
+
+
+def test_a_search_that_is_late_is_used_for_what_comes_behind_it(where):
+    """The request does not wait; its prompt is kept all the same, and its answer compared."""
+    goes_on, searched = threading.Event(), threading.Event()
+
+    def slow(text: str) -> Any:
+        assert goes_on.wait(PATIENCE)
+        return embed(text)
+
+    async def work(one: Asking, late: Asking) -> None:
+        await one.ask(OTHER)
+        late.cache._similar._threads = threads = LookupThreads(0.01)
+        search = late.cache._similar._search
+
+        def tells(*given: Any) -> Any:
+            try:
+                return search(*given)
+            finally:
+                searched.set()
+
+        late.cache._similar._search = tells
+
+        async def compute() -> bytes:
+            goes_on.set()  # the search goes on behind the deadline
+            assert await asyncio.to_thread(searched.wait, PATIENCE)
+            return body("Something else.")
+
+        fields = fields_of(FIRST)
+        answered = await late.cache.answer(CHAT, fields, compute, caller=Caller("key"), run="r")
+        assert answered.entry is None
+        await late.settle()
+        assert late.metric('similar_outcomes_total{outcome="wrong"}') == 1
+        assert await one.ask(SIMILAR) is not None
+        await asyncio.to_thread(threads.close)
+
+    with_caches(where, work, QUIET, QUIET | {"vector": slow})
