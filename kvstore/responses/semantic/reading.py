@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from kvstore.responses.semantic import vocabulary as words
+from kvstore.responses.semantic.verbs import is_passive, is_perfect, own_verb
 
 _QUOTES = str.maketrans(
     {"“": '"', "”": '"', "„": '"', "«": '"', "»": '"', "‘": "'", "’": "'", "–": "-", "—": "-", "−": "-"}
@@ -68,6 +69,10 @@ class Reading:
     modal: str
     tense: str
     """``past``, ``future``; empty: neither."""
+    verb: str
+    """``have`` or ``be``, where it is a verb of its own: what has something is not that; empty: neither."""
+    persons: tuple[str, ...]
+    """First and second persons in their order, but for the one who asks how."""
     owners: frozenset[str]
     """Whose things it is about, by possessive pronouns."""
     passive: bool
@@ -108,7 +113,9 @@ def read_prompt(text: str) -> Reading:
     kind, modal, tense = _kind(lowered, tokens), "", ""
     for token in tokens:
         modal = modal or words.MODALS.get(token, "")
-        tense = tense or ("past" if token in words.PAST else "future" if token in words.FUTURE else "")
+        past = token in words.PAST or token in words.PAST_FORMS
+        tense = tense or ("past" if past else "future" if token in words.FUTURE else "")
+    tense = tense or ("past" if is_perfect(tokens) else "")
     numbers, units, rest = _numbers(tokens)
     content = tuple(_content(rest, names))
     return Reading(
@@ -121,10 +128,12 @@ def read_prompt(text: str) -> Reading:
         sum(token in words.NEGATIONS for token in tokens),
         names,
         kind,
-        modal if kind in ("asked", "") else "",
+        _asked_modal(kind, modal),
         tense,
+        own_verb(tokens),
+        tuple(words.PERSONS[token] for token in tokens if token in words.PERSONS),
         frozenset(words.OWNERS[token] for token in tokens if token in words.OWNERS),
-        _is_passive(tokens),
+        is_passive(tokens),
         frozenset(stem(token) for token in tokens if token.endswith(("'s", "'"))),
         content,
         said,
@@ -149,63 +158,6 @@ _IRREGULAR = {
     "wives": "wife", "lives": "life", "knives": "knife", "leaves": "leave", "differ": "difference", "differs": "difference",
     "signed": "sign", "meaning": "mean", "news": "news", "paris": "paris", "definition": "mean", "define": "mean",
 }  # fmt: skip
-_BE = frozenset(["is", "are", "am", "was", "were", "be", "been", "being", "get", "gets", "got"])
-_PARTICIPLES = frozenset(
-    [
-        "bought",
-        "sold",
-        "made",
-        "written",
-        "taken",
-        "given",
-        "paid",
-        "found",
-        "lost",
-        "kept",
-        "won",
-        "built",
-        "sent",
-        "spoken",
-        "begun",
-        "eaten",
-        "drunk",
-        "driven",
-        "chosen",
-        "done",
-        "seen",
-        "known",
-        "held",
-        "told",
-        "thought",
-        "caught",
-        "brought",
-        "taught",
-        "grown",
-        "drawn",
-        "shown",
-        "worn",
-        "torn",
-        "broken",
-        "stolen",
-        "hidden",
-        "bitten",
-        "beaten",
-        "cut",
-        "put",
-        "set",
-        "hit",
-        "read",
-        "spent",
-        "left",
-        "felt",
-        "met",
-        "led",
-        "run",
-        "come",
-        "become",
-        "born",
-    ]
-)
 _NO_PLURAL = ("ss", "us", "is", "as", "os", "news")
 
 
@@ -291,12 +243,11 @@ def _rewritten(text: str) -> str:
     return text.strip()
 
 
-def _is_passive(tokens: list[str]) -> bool:
-    """Whether a form of "be" has a participle within the next words."""
-    return any(
-        token in _BE and any(each.endswith("ed") or each in _PARTICIPLES for each in tokens[place + 1 : place + 6])
-        for place, token in enumerate(tokens)
-    )
+def _asked_modal(kind: str, modal: str) -> str:
+    """The modal verb, where it says what is asked: how something is done is the same as how it can be."""
+    if kind == "how" or (modal == "should" and kind.startswith(("how", "when", "where"))):
+        return ""
+    return modal
 
 
 def _kind(lowered: str, tokens: list[str]) -> str:
@@ -400,10 +351,10 @@ def _content(tokens: list[str], names: frozenset[str]) -> Iterator[Word]:
         last = token
         if token in words.NEGATIONS:
             continue
-        if token == "and" or token == "or":
+        if token == "and":
             continue
         if (
-            (token in words.STOPWORDS and found not in names)
+            (token in words.STOPWORDS and token != "or" and found not in names)
             or token in words.KINDS
             or (token in words.UNITS and len(token) < 3 and not token.isalpha())
         ):
