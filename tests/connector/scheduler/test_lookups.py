@@ -8,7 +8,7 @@ import pytest
 from kvstore.cli.prompts import read_prompt
 from kvstore.connector import lookups
 from kvstore.connector.health import BACKOFF
-from kvstore.connector.lookups import LookupStatistics
+from kvstore.connector.lookups import LookupStatistics, of_all_parts
 from kvstore.connector.plan import LoadPlan
 from kvstore.connector.scheduler import LOOKUP_BUDGET, SchedulerConnector
 from kvstore.errors import UnavailableError
@@ -289,3 +289,8 @@ class TestParts:
         client.pages.update(hashes)
         assert answer() == (20, True)
         assert client.calls == [[tuple(hashes[:5])] * 2]
+
+
+def test_a_page_is_as_slow_as_its_slowest_part() -> None:
+    first, second = ("arena", "redis", "objects", None), ("objects", "disk", "redis", "arena")
+    assert of_all_parts([(first,), (second,)]) == (("objects", "redis", "objects", None),)

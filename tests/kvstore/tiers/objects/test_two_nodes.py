@@ -113,6 +113,24 @@ def test_a_page_goes_there_once_it_is_used_again(open_node: Callable[..., Client
     assert counters(first, "objects")["stored"] == 8
 
 
+def test_pages_of_several_namespaces_share_a_pack_and_a_full_one_is_written_at_once(
+    open_node: Callable[..., Client], server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An eighth of the arena is enough for one here, 32 MiB at most."""
+    monkeypatch.setattr(archive, "LONGEST_WAIT", 3600.0)
+    node = open_node("first", objects_admit="all")
+    mine, theirs = (
+        node.namespace(Layout(model="fleet", block_size=16, page_bytes=PAGE, tenant=tenant))
+        for tenant in ("search", "chat")
+    )
+    assert store(mine, PROMPT[:4]) == store(theirs, PROMPT[:4]) == 4
+    node.flush()
+    assert len(server.names("fleet/packs/")) == 1
+    assert counters(node, "objects")["stored"] == 8
+    assert store(mine, PROMPT[4:]) == 20
+    eventually(lambda: counters(node, "objects")["stored"] > 8, "there are enough of them")
+
+
 def test_a_page_that_left_the_arena_comes_back_from_there(open_node: Callable[..., Client]) -> None:
     node = open_node("first", disk_limit="0", objects_admit="all")
     mine = node.namespace(LAYOUT)
