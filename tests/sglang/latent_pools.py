@@ -1,6 +1,7 @@
 """Two ranks' backends over real host pools of latent attention, without a server: run by ``test_latent_pools.py``.
 
-Arguments: the model's folder, the node's URL, the host pool's layout. Prints a JSON object.
+Arguments: the model's folder, the node's URL, the host pool's layout. Prints two JSON objects: what came of
+it, and what the backend says of other pools.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from types import SimpleNamespace
 
 import torch
 from sglang.srt.mem_cache.device_pool_info import MLABufferInfo
@@ -76,12 +76,15 @@ def make_backend(rank: int, url: str, pool: MLATokenToKVPoolHost) -> KVStoreBack
     return backend
 
 
-def refused(backend: KVStoreBackend) -> str:
-    try:
-        backend.register_mem_host_pool_v2(SimpleNamespace(), PoolName.SWA)
-    except OSError as error:
-        return str(error)
-    return ""
+def refused(backend: KVStoreBackend, pool: MLATokenToKVPoolHost) -> dict[str, str]:
+    """What is said of each pool that SGLang has a name for, beside that of the attention."""
+    said = {}
+    for name in PoolName:
+        try:
+            backend.register_mem_host_pool_v2(pool, name)
+        except OSError as error:
+            said[str(name)] = str(error)
+    return said
 
 
 def main() -> None:
@@ -100,11 +103,11 @@ def main() -> None:
     pages = [int(place) for place in places[::PAGE]]
     equal = all(torch.equal(read.get_data_page(place), written.get_data_page(place)) for place in pages)
     untouched = not read.get_data_page(0).any() and not read.get_data_page(PAGE * 6).any()
-    said = refused(reader)
+    said = refused(reader, read)
     writer.close()
     reader.close()
     print(json.dumps({"stored": stored, "found": found, "loaded": loaded, "equal": equal, "untouched": untouched}))
-    print(said)
+    print(json.dumps(said))
 
 
 if __name__ == "__main__":

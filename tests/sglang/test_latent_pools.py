@@ -33,7 +33,11 @@ def test_pages_of_one_rank_are_all_ranks(layout: str, node: NodeProcess, models:
         "equal": True,
         "untouched": True,
     }
-    assert "which has a pool 'swa' beside that of its attention" in said
+    refused = json.loads(said)
+    assert {"swa", "mamba", "indexer", "draft", "draft_swa"} <= refused.keys()
+    assert "kv" not in refused
+    for name, words in refused.items():
+        assert f"which has a pool {name!r} beside that of its attention" in words
     with kvstore.connect(node.url) as client:
         (namespace,) = client.status().namespaces
     assert "tp " not in namespace.name
