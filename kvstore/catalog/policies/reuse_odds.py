@@ -39,9 +39,6 @@ class ReuseOdds:
         self._now = 1 << 16 + _FRACTION_BITS
         """Steps, with ``_FRACTION_BITS`` behind the point: an integer loses nothing over years. At the start there are
         so many that no value is below 0."""
-        self._passed = 0
-        """References since then, while so many pages were here."""
-        self._pages = 0
         self._mean_log_age, self._ages = 0.0, 0
 
     def were_wanted(self, page_class: int, age: int, pages: int, *, left: bool = False) -> None:
@@ -61,15 +58,10 @@ class ReuseOdds:
 
     def pass_by(self, references: int, pages: int) -> None:
         """So many references were made, while so many pages were here."""
-        self._passed += references
-        self._pages = pages
-
-    def _move_clock(self) -> None:
         enough = self._ages >= _FEW_AGES
-        half_life = _HALF_LIFE_AGES * math.exp(self._mean_log_age) if enough else 2.0 * self._pages + 1.0
-        self._now += int(self._passed * (STEPS << _FRACTION_BITS) / half_life)
-        self._passed = 0
-        if self._all_seen > max(_REMEMBERED, 16 * self._pages):
+        half_life = _HALF_LIFE_AGES * math.exp(self._mean_log_age) if enough else 2.0 * pages + 1.0
+        self._now += int(references * (STEPS << _FRACTION_BITS) / half_life)
+        if self._all_seen > max(_REMEMBERED, 16 * pages):
             self._seen = [seen / 2 for seen in self._seen]
             self._again = [again / 2 for again in self._again]
             self._all_seen /= 2
@@ -80,8 +72,6 @@ class ReuseOdds:
 
         Beside the odds of all pages: those change while it waits, for it and for the others.
         """
-        if self._passed:
-            self._move_clock()
         prior = (self._all_again + 1) / (self._all_seen + 4)
         seen = self._seen[page_class]
         # Of the one that is counted beforehand, a class has its share: while nothing is wanted again, all are alike.
