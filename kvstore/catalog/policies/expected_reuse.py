@@ -49,8 +49,8 @@ class ExpectedReuse:
         """References so far: one for each page that is stored or read."""
         self._pages = 0
         self._births = 0
-        self._new: list[int] = []
-        """Slots of pages that came and were not used yet, or not when they came here."""
+        self._new: list[tuple[int, int]] = []
+        """Slots of pages that came and were not used yet, or not when they came here, and the time by the odds' clock."""
         self._freed = _NO_PARENT
         """A slot whose last page behind it just left. Most often it leaves next, so it is among the ends only once
         anything else happens."""
@@ -95,7 +95,7 @@ class ExpectedReuse:
         self._value[slot] = -1
         if parent is not None and parent < len(self._state) and self._state[parent]:
             self._adopt(slot, parent)
-        self._new.append(slot)
+        self._new.append((slot, self._odds.now))
         if len(self._new) > _MOST_NEW:
             self._settle()
 
@@ -213,13 +213,23 @@ class ExpectedReuse:
             prefix_uses = uses_of(classes[parent]) if parent >= 0 else 0
         self._place(pages, uses, prefix_uses, len(pages) - prefix)
 
-    def _place(self, pages: Sequence[int], uses: Sequence[int], prefix_uses: int, new: int) -> None:
-        """Give the pages of one use, head first, their classes and values, and those places that may leave."""
+    def _place(
+        self,
+        pages: Sequence[int],
+        uses: Sequence[int],
+        prefix_uses: int,
+        new: int,
+        used: tuple[int, int] | None = None,
+    ) -> None:
+        """Give the pages of one use, head first, their classes and values, and those places that may leave.
+
+        ``used``: when that was, by both clocks, if it is not now.
+        """
         classes = [class_of(count, prefix_uses, new) for count in uses]
-        value = {page_class: self._odds.value(page_class) for page_class in dict.fromkeys(classes)}
+        clock, now = used or (self._clock, self._odds.now)
+        value = {page_class: self._odds.value(page_class, now) for page_class in dict.fromkeys(classes)}
         before, link = _NO_PARENT, _NO_PARENT
         values, born, parents, children = self._value, self._born, self._parent, self._children
-        clock = self._clock
         for slot, page_class in zip(pages, classes, strict=True):
             if values[slot] >= 0:
                 self._leave_ends(slot)
@@ -234,14 +244,14 @@ class ExpectedReuse:
                 self._enter_ends(slot)
 
     def _settle(self) -> None:
-        """Pages that came without a request, from a lower tier or an earlier node's arena, are used now."""
+        """Pages that came without a request, from a lower tier or an earlier node's arena, were used when they came."""
         new, self._new = self._new, []
-        for slot in new:
+        for slot, came in new:
             if self._state[slot] == _INSERTED and self._value[slot] < 0:
                 parent = self._parent_of(slot)
                 prefix_uses = uses_of(self._class[parent]) if parent >= 0 else 0
                 self._trial.used([self._number[slot]], self._clock)
-                self._place([slot], [uses_of(self._class[slot])], prefix_uses, 1)
+                self._place([slot], [uses_of(self._class[slot])], prefix_uses, 1, (self._used[slot], came))
 
     def _parent_of(self, slot: int) -> int:
         link = self._parent[slot]

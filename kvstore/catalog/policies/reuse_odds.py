@@ -67,8 +67,13 @@ class ReuseOdds:
             self._all_seen /= 2
             self._all_again /= 2
 
-    def value(self, page_class: int) -> int:
-        """Of a page of this class that is used now, in steps.
+    @property
+    def now(self) -> int:
+        """The clock of half-lives, in steps."""
+        return self._now >> _FRACTION_BITS
+
+    def value(self, page_class: int, used: int | None = None) -> int:
+        """Of a page of this class that is used now, or was at this time, in steps.
 
         Beside the odds of all pages: those change while it waits, for it and for the others.
         """
@@ -77,7 +82,7 @@ class ReuseOdds:
         # Of the one that is counted beforehand, a class has its share: while nothing is wanted again, all are alike.
         again = self._again[page_class] + seen / (self._all_seen + 4)
         odds = (again + _PRIOR * prior) / (seen + _PRIOR)
-        return (self._now >> _FRACTION_BITS) + round(STEPS * math.log2(odds / prior))
+        return (self.now if used is None else used) + round(STEPS * math.log2(odds / prior))
 
 
 def class_of(uses: int, prefix_uses: int, new: int) -> int:
