@@ -64,6 +64,8 @@ _KV_HEADS = 1
 _HEAD_SIZE = 32
 _VOCAB = 1000
 _NUMBERS = 1 << 20
+PATIENCE = 300.0
+"""Seconds that something may take on a busy machine before it counts as what does not happen."""
 _PREPARING = 0.02
 """Seconds that V2 prepares a step's inputs for, at most: stores end meanwhile."""
 
@@ -451,7 +453,7 @@ def _started(step: SchedulerOutput) -> dict[str, int]:
     return started | dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
 
 
-def run_until(loop: Loop, condition: Any, *, seconds: float = 30.0) -> None:
+def run_until(loop: Loop, condition: Any, *, seconds: float = PATIENCE) -> None:
     """Step until a condition holds.
 
     Raises:
@@ -467,7 +469,7 @@ def run_until(loop: Loop, condition: Any, *, seconds: float = 30.0) -> None:
     loop.catch_up()
 
 
-def run_all(loop: Loop, *, seconds: float = 60.0) -> None:
+def run_all(loop: Loop, *, seconds: float = PATIENCE) -> None:
     """Step until every request has ended and nothing of it is left in the scheduler."""
     run_until(loop, lambda: not loop.scheduler.has_requests(), seconds=seconds)
 
