@@ -324,7 +324,7 @@ class Simulation:
         """What nodes ask by themselves every few seconds."""
         if self._shared is None:
             return
-        cost = costs.refresh(self._shared.buckets)
+        cost = costs.refresh(self._shared.buckets, self._fleet.nodes)
         times = self._fleet.nodes * seconds / costs.REFRESH_SECONDS
         for shard in self._shards:
             each = cost.commands / self._fleet.shards
