@@ -164,7 +164,7 @@ def store(shape: Shape) -> Cost:
     said = len(b"*6\r\n") + sum(map(_bulk, (5, 8, 5, 3, 38, 8)))
     admit = _sum(_writing(pages, shape.page_bytes) * chunks for pages, chunks in Counter(shape.chunks).items())
     batches = -(-shape.payload_bytes // BATCH_BYTES)
-    admit += Cost(2 * batches, shape.buckets, 0, shape.buckets * sums, shape.buckets * said)  # bytes go behind
+    admit += Cost(3 * batches, shape.buckets, 0, shape.buckets * sums, shape.buckets * said)  # bytes, ends of claims
     scripted = max(batches, shape.groups) - shape.alone
     put = [b"SET", key_names.page_name(bytes(KEY_BYTES)), _entry(), b"PX", _LIVE_MS, b"NX"]
     each = sum(map(_argument, (len(key_names.page_name(bytes(KEY_BYTES))), 1, len(_entry()))))

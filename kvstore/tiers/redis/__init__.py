@@ -28,7 +28,7 @@ sends each server, a bar between two round trips:
     contains   MGET entries
     touch      renew entries │ touch chunks
     read       MGET entries │ GETRANGE chunks, touch them
-    write      MGET entries │ (touch chunks that are here) │ admit chunks │ SET them │ place entries, end claims
+    write      MGET entries │ (touch chunks that are here) │ admit chunks │ SET them │ place entries │ end claims
     remove     MGET entries │ forget them │ release chunks │ MGET entries                    more while others compact
     expire     idle buckets │ TIME │ expire chunks │ forget entries │ …                     of 64 buckets at once
 

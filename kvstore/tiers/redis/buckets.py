@@ -161,7 +161,7 @@ class Buckets:
         return self._script(chunk.bucket, scripts.ADMIT, *arguments)
 
     def end_claims(self, chunks: Iterable[NewChunk]) -> list[Request]:
-        """Requests that end the claims of chunks that are whole, along with the entries that show them. A claim that
+        """Requests that end the claims of chunks that are whole, behind the entries that show them. A claim that
         another writer has by now since its time was over ends as well, and the same bytes may then be sent twice."""
         named = [key_names.claim_name(chunk.bucket, chunk.claim) for chunk in chunks]
         return [Request(self._topology.slot(name), [b"SET", name, b"", b"XX", b"PX", JUST_PLACED_MS]) for name in named]
