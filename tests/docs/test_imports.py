@@ -60,6 +60,7 @@ FLOORS = (
     ("kvstore/core",),
     (
         "kvstore/breaker.py",
+        "kvstore/jitter.py",
         "kvstore/cgroups.py",
         "kvstore/errors.py",
         "kvstore/fairness.py",

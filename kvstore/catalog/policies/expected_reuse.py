@@ -50,7 +50,7 @@ class ExpectedReuse:
         self._pages = 0
         self._births = 0
         self._new: list[tuple[int, int]] = []
-        """Slots of pages that came and were not used yet, or not when they came here, and the time by the odds' clock."""
+        """Slots of pages that came and were not used yet, or not when they came here, and when: by the odds' clock."""
         self._freed = _NO_PARENT
         """A slot whose last page behind it just left. Most often it leaves next, so it is among the ends only once
         anything else happens."""

@@ -21,10 +21,13 @@ from kvstore.tiers.redis.format import key_names
 from kvstore.tiers.redis.format.chunk import CHUNK_BYTES, ChunkHeader, pages_per_chunk, part_sizes
 from kvstore.tiers.redis.format.entry import PageEntry
 from kvstore.tiers.redis.format.planning import NewPage, plan_chunks
+from kvstore.tiers.redis.format.summary import Usage
+from kvstore.tiers.redis.format.summary import encode as encode_summary
 from kvstore.tiers.redis.net import scripts
 from kvstore.tiers.redis.net.resp import Argument, encode
 from kvstore.tiers.redis.net.server import BATCH_BYTES, BATCH_PAGES
 from kvstore.tiers.redis.quotas import share_of
+from kvstore.tiers.redis.summaries import GROUP
 from kvstore.tiers.redis.tier import REFRESH_SECONDS
 from kvstore.tiers.tier import KEY_BYTES
 
@@ -207,7 +210,7 @@ def store_chunks(shape: Shape) -> Cost:
     sums = _encoded([b"HGETALL", key_names.bucket_names(10**_NUMBER - 1)[2]])
     said = len(b"*6\r\n") + sum(map(_bulk, (5, 8, 5, 3, 38, 8)))
     admit = _sum(_writing(pages, shape.page_bytes) * chunks for pages, chunks in Counter(shape.chunks).items())
-    trips = 2 * -(-shape.payload_bytes // BATCH_BYTES)  # bytes go behind the admission
+    trips = 3 * -(-shape.payload_bytes // BATCH_BYTES)  # behind the admission go the bytes, and then the ends of claims
     return admit + Cost(trips, shape.buckets, 0, shape.buckets * sums, shape.buckets * said)
 
 
@@ -220,14 +223,27 @@ def claimed(shape: Shape) -> Cost:
     return Cost(1, chunks, chunks, chunks * _script_bytes(scripts.ADMIT, *arguments), chunks * _INTEGER)
 
 
-def refresh(buckets: int) -> Cost:
-    """What a node asks every ``REFRESH_SECONDS`` by itself: what is agreed on, what buckets hold, what time it is."""
+def refresh(buckets: int, nodes: int = 1) -> Cost:
+    """What a node asks every ``REFRESH_SECONDS`` by itself: what is agreed on, summaries of buckets, what time it is;
+    and its part of what one of so many nodes does for all: it asks the buckets, and puts their summaries."""
     clocks = len(range(0, buckets, max(1, buckets // CLOCKS)))
     name = key_names.bucket_names(10**_NUMBER - 1)[2]
+    groups = -(-buckets // GROUP)
+    looked = key_names.summary_name(buckets, 10**_NUMBER - 1)
+    value = len(encode_summary([Usage(1, 1, {_NAMESPACE: 1})] * min(GROUP, buckets)))
     sent = sum(_encoded([b"GET", name]) for name in (key_names.BUCKETS, key_names.FORMAT))
-    sent += buckets * _encoded([b"HGETALL", name]) + clocks * _encoded([b"TIME"])
-    received = _bulk(1) + _bulk(2) + buckets * len(b"*0\r\n") + clocks * (len(b"*2\r\n") + _bulk(10) + _bulk(6))
-    return Cost(3, 2 + buckets + clocks, 0, sent, received)
+    sent += groups * _encoded([b"GET", looked]) + clocks * _encoded([b"TIME"])
+    received = _bulk(1) + _bulk(2) + groups * _bulk(value) + clocks * (len(b"*2\r\n") + _bulk(10) + _bulk(6))
+    put = _encoded([b"SET", looked, b"", b"NX", b"PX", b"5000"])
+    asked = buckets * _encoded([b"HGETALL", name]) + groups * (2 * put + value)
+    answered = buckets * len(b"*0\r\n") + groups * 2 * _OK
+    return Cost(
+        3,
+        2 + groups + clocks + -(-(buckets + 2 * groups) // nodes),
+        0,
+        sent + asked // nodes,
+        received + answered // nodes,
+    )
 
 
 def touch(shape: Shape) -> Cost:
@@ -308,12 +324,12 @@ def _writing(pages: int, page_bytes: int) -> Cost:
     header = header_bytes(pages)
     sizes = part_sizes(header, pages * page_bytes)
     numbers = [b"%d" % number for number in (sum(sizes), pages, header, len(sizes), 1 << 25)]
-    arguments = [bytes(key_names.NONCE_BYTES), *numbers, _LIVE_MS, _NAMESPACE, b"", _HASH, _CLAIM_MS, b"0"]
+    arguments = [bytes(key_names.NONCE_BYTES), *numbers, _LIVE_MS, _NAMESPACE, b"", _NAMESPACE + _HASH, _CLAIM_MS, b"0"]
     cost = Cost(0, 1, 1, _script_bytes(scripts.ADMIT, *arguments), len(b"*2\r\n:1\r\n*0\r\n"))
     for part, size in enumerate(sizes):
         empty = _encoded([b"SET", _part_name(part), b"", b"XX", b"KEEPTTL"])
         cost += Cost(0, 1, 0, empty - _argument(0) + _argument(size), _OK)
-    claim = key_names.claim_name(10**_NUMBER - 1, _HASH)
+    claim = key_names.claim_name(10**_NUMBER - 1, _NAMESPACE + _HASH)
     return cost + Cost(0, 1, 0, _encoded([b"SET", claim, b"", b"XX", b"PX", JUST_PLACED_MS]), _OK)
 
 

@@ -181,7 +181,7 @@ class RedisSide:
 
     def refreshes(self, nodes: int, seconds: float) -> None:
         """What nodes ask by themselves every few seconds."""
-        cost = costs.refresh(self.pages.buckets)
+        cost = costs.refresh(self.pages.buckets, nodes)
         times = nodes * seconds / costs.REFRESH_SECONDS
         self._beside += Cost(*(round(number * times) for number in cost.numbers()))
         part = len(self.shards)

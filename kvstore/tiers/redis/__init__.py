@@ -14,7 +14,7 @@ chunks.
     kvstore:{B}:order              zset     bucket B's chunks by last use; one more for each namespace, :NAMESPACE
     kvstore:{B}:chunks             hash     what each chunk is charged, and how many of its pages have an entry
     kvstore:{B}:books              hash     the sums over that: bytes, pages, bytes of each namespace
-    kvstore:{B}:claim:HASH         string   who sends the chunk from a page on; for some seconds at most
+    kvstore:{B}:claim:KEY          string   who sends the chunk from a page on; for some seconds at most
     kvstore:buckets, :format       string   how many buckets there are; the newest format of what is here
 
 **Scripts** (:mod:`.net.scripts`) are all that changes a bucket: ``admit`` charges a chunk, evicts the oldest ones until
@@ -28,7 +28,7 @@ sends each server, a bar between two round trips:
     contains   MGET entries
     touch      renew entries │ touch chunks
     read       MGET entries │ GETRANGE chunks, touch them
-    write      MGET entries │ (touch chunks that are here) │ admit chunks │ SET them │ place entries, end claims
+    write      MGET entries │ (touch chunks that are here) │ admit chunks │ SET them │ place entries │ end claims
     remove     MGET entries │ forget them │ release chunks │ MGET entries                    more while others compact
     expire     idle buckets │ TIME │ expire chunks │ forget entries │ …                     of 64 buckets at once
 
@@ -66,7 +66,8 @@ half a chunk, a flipped bit. Bytes leave from the arena and arrive in it without
 for pages of 16-bit floats that are compressed where the network is slower than the processor (:mod:`.format.codec`).
 
 **Nobody waits.** ``statistics`` and ``used_by`` answer from memory: what this node changes is told along with the
-change, what others change is asked for every five seconds (:mod:`.accounting`). Every other call has a deadline;
+change, what others change is learnt from summaries that one node makes for all, every five seconds or less
+(:mod:`.summaries`, :mod:`.accounting`): it is known within fifteen. Every other call has a deadline;
 connections are opened in the background; a server that failed three times in a row is left alone for 0.1 to 2 s at a
 time (:mod:`kvstore.breaker`). One that is full or read-only is still read from.
 

@@ -6,21 +6,23 @@ nodes do is asked for now and then.
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kvstore.tiers.redis.format.key_names import NAMESPACE_FIELD
+from kvstore.tiers.redis.format.summary import Usage
 from kvstore.tiers.redis.net.resp import Reply
 
 
 @dataclass(slots=True)
-class _Usage:
-    used_bytes: int = 0
-    pages: int = 0
-    by_namespace: dict[bytes, int] = field(default_factory=dict)
+class _Usage(Usage):
     updated: int = 0
     """Which update said so."""
+    changed_at: float = -math.inf
+    """When this node changed the bucket last, by ``time.monotonic``."""
 
 
 class BucketAccounting:
@@ -44,6 +46,7 @@ class BucketAccounting:
             bucket: its number.
             reply: to ``HGETALL`` of its sums; anything but a list says nothing.
             since: what ``updates`` was before asking, if others may have learnt something newer meanwhile: that stays.
+                None: this node has changed the bucket.
         """
         if not isinstance(reply, list):
             return
@@ -52,11 +55,26 @@ class BucketAccounting:
             old = self._buckets.get(bucket, _Usage())
             if since is not None and old.updated > since:
                 return
-            self._sum.updated += 1
-            usage.updated = self._sum.updated
-            self._buckets[bucket] = usage
-            self._add(old, -1)
-            self._add(usage, 1)
+            usage.changed_at = time.monotonic() if since is None else old.changed_at
+            self._replace(bucket, old, usage)
+
+    def summarised(self, bucket: int, said: Usage, before: float) -> None:
+        """A summary says what a bucket holds, or held some time ago: what this node changed since ``before``
+        (``time.monotonic``) stays."""
+        with self._lock:
+            old = self._buckets.get(bucket, _Usage())
+            if old.changed_at < before:
+                self._replace(bucket, old, _Usage(said.used_bytes, said.pages, said.by_namespace))
+
+    def knows(self, bucket: int) -> bool:
+        """Whether anything was said of a bucket."""
+        with self._lock:
+            return bucket in self._buckets
+
+    def usage(self, bucket: int) -> Usage:
+        """What a bucket holds, as far as is known. Not to be changed."""
+        with self._lock:
+            return self._buckets.get(bucket, _Usage())
 
     def forget_beyond(self, buckets: int) -> None:
         """There are only so many buckets."""
@@ -82,6 +100,13 @@ class BucketAccounting:
                 for bucket, usage in self._buckets.items()
                 if namespace in usage.by_namespace
             }
+
+    def _replace(self, bucket: int, old: _Usage, usage: _Usage) -> None:
+        self._sum.updated += 1
+        usage.updated = self._sum.updated
+        self._buckets[bucket] = usage
+        self._add(old, -1)
+        self._add(usage, 1)
 
     def _add(self, usage: _Usage, sign: int) -> None:
         self._sum.used_bytes += sign * usage.used_bytes

@@ -19,6 +19,7 @@ from kvstore.tiers.redis.net.resp import Reply
 from kvstore.tiers.redis.net.server import Request, runs
 from kvstore.tiers.redis.net.topology import Topology
 from kvstore.tiers.redis.quotas import FULL_CHUNK, Share, share_of
+from kvstore.tiers.redis.summaries import Summaries
 
 _log = logging.getLogger(__name__)
 BUCKET_CHUNKS = 16
@@ -60,9 +61,12 @@ class Buckets:
         limit_bytes: most bytes in all of them together; they stay as many when it changes.
         live_ms: milliseconds that values live, in digits.
         claim_ms: milliseconds for which a chunk's writer may keep others from sending the same, in digits.
+        refresh_seconds: between two looks at what all nodes have there.
     """
 
-    def __init__(self, topology: Topology, limit_bytes: int, live_ms: bytes, claim_ms: bytes) -> None:
+    def __init__(
+        self, topology: Topology, limit_bytes: int, live_ms: bytes, claim_ms: bytes, refresh_seconds: float
+    ) -> None:
         self._topology = topology
         self.limit_bytes = limit_bytes
         self.live_ms = live_ms
@@ -75,6 +79,7 @@ class Buckets:
         self.newer_since = 0.0
         """Since when that is known: seconds since 1970."""
         self.accounting = BucketAccounting()
+        self._summaries = Summaries(topology, self.accounting, refresh_seconds)
 
     # -- what they may hold ------------------------------------------------------------------------------------------
 
@@ -156,7 +161,7 @@ class Buckets:
         return self._script(chunk.bucket, scripts.ADMIT, *arguments)
 
     def end_claims(self, chunks: Iterable[NewChunk]) -> list[Request]:
-        """Requests that end the claims of chunks that are whole, along with the entries that show them. A claim that
+        """Requests that end the claims of chunks that are whole, behind the entries that show them. A claim that
         another writer has by now since its time was over ends as well, and the same bytes may then be sent twice."""
         named = [key_names.claim_name(chunk.bucket, chunk.claim) for chunk in chunks]
         return [Request(self._topology.slot(name), [b"SET", name, b"", b"XX", b"PX", JUST_PLACED_MS]) for name in named]
@@ -237,16 +242,13 @@ class Buckets:
             self.accounting.update(bucket, reply)
         return replies[: len(requests)]
 
-    def refresh(self, timeout: float) -> None:
-        """Ask all buckets what they hold: other nodes change them as well."""
+    def refresh(self, timeout: float) -> bool:
+        """Learn what all buckets hold: other nodes change them as well. False: not yet of all, another node is asking
+        them just now."""
         deadline = time.monotonic() + timeout
         self.agreed(self._topology.exchange(self.agreement()[2:], deadline))
-        number = self._number
-        since = self.accounting.updates
-        replies = self._topology.exchange([self._sums_of(bucket) for bucket in range(number)], deadline)
-        self.accounting.forget_beyond(number)
-        for bucket, reply in enumerate(replies):
-            self.accounting.update(bucket, reply, since)
+        self.accounting.forget_beyond(self._number)
+        return self._summaries.refresh(self._number, deadline)
 
     def _script(self, bucket: int, script: bytes, *arguments: bytes) -> Request:
         keys = key_names.bucket_names(bucket)

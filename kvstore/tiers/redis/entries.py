@@ -152,9 +152,9 @@ class Entries:
             some = [found[place] for place in places]
             requests.append(Request(slot, scripts.call(scripts.REPOINT, some, *arguments)))
         gone: dict[tuple[int, bytes], int] = defaultdict(int)
-        ends = self._buckets.end_claims([merged])
-        replies = self._topology.exchange([*requests, *ends], deadline, writing=True)
-        for places, reply in zip(groups.values(), replies[: len(requests)], strict=True):
+        replies = self._topology.exchange(requests, deadline, writing=True)
+        self._topology.exchange(self._buckets.end_claims([merged]), deadline, writing=True)
+        for places, reply in zip(groups.values(), replies, strict=True):
             if not isinstance(reply, list) or len(reply) != len(places):
                 continue  # nobody knows where they point now: both chunks stay until they are the oldest
             for place, done in zip(places, reply, strict=True):

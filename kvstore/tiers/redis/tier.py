@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from kvstore.errors import ConfigError, InvalidRequestError, ResourceError
 from kvstore.events.ring import EventRing
+from kvstore.jitter import jittered
 from kvstore.status import TierHealth, TierState
 from kvstore.tiers.counters import TierCounts
 from kvstore.tiers.redis.buckets import Buckets, EvictedChunk
@@ -35,21 +36,23 @@ _log = logging.getLogger(__name__)
 TIME_TO_LIVE = 7 * 86400.0
 """Seconds after which the server drops what it has, if nobody else did: only a safety net."""
 REFRESH_SECONDS = 5.0
+_SOON = 0.5
+"""Seconds, at the most, until a node that knows nothing yet looks again."""
 _SCAN_SECONDS = 30.0
 _SPARE = 2.0
 """A lookup goes on while as many times its longest request so far are left until its deadline."""
 
 
 class Periodic:
-    """Does some work on a thread of its own: at once, and then every so many seconds.
+    """Does some work on a thread of its own: at once, and then every so many seconds, or somewhat sooner.
 
     Args:
-        work: what it raises is logged, and it is tried again.
-        seconds: of rest between two times.
+        work: what it raises is logged, and it is tried again. It returns False if it is to be done again very soon.
+        seconds: of rest between two times, at the most.
         name: of the thread.
     """
 
-    def __init__(self, work: Callable[[], None], seconds: float, name: str) -> None:
+    def __init__(self, work: Callable[[], object], seconds: float, name: str) -> None:
         self._work = work
         self._seconds = seconds
         self._stop = threading.Event()
@@ -63,11 +66,13 @@ class Periodic:
 
     def _run(self) -> None:
         while not self._stop.is_set():
+            rest = self._seconds
             try:
-                self._work()
+                if self._work() is False:
+                    rest = min(rest, _SOON)
             except Exception:  # noqa: BLE001 - what is learnt now and then must not be forgotten for good
                 _log.exception("%s: a round failed", self._thread.name)
-            self._stop.wait(self._seconds)
+            self._stop.wait(jittered(rest))
 
 
 class RedisTier:
@@ -110,9 +115,8 @@ class RedisTier:
         self._counts = counts = counts or TierCounts()
         self._events = EventRing()  # nobody reads this one
         self._topology = topology = Topology(parse_address(url), scripts.ALL, timeout, pause)
-        self._buckets = buckets = Buckets(
-            topology, limit_bytes, b"%d" % int(time_to_live * 1000), b"%d" % max(1, int(timeout * 1000))
-        )
+        live_ms, claim_ms = b"%d" % int(time_to_live * 1000), b"%d" % max(1, int(timeout * 1000))
+        self._buckets = buckets = Buckets(topology, limit_bytes, live_ms, claim_ms, refresh)
         self._entries = entries = Entries(topology, buckets)
         self._context = context = Context(topology, buckets, entries, counts, timeout)
         self._reader = Reader(context)
@@ -122,9 +126,10 @@ class RedisTier:
         self._expirer = Expirer(context)
         self._refresher = Periodic(self._refresh, refresh, "kvstore-redis-refresh")
 
-    def _refresh(self) -> None:
-        self._buckets.refresh(self._context.timeout)
+    def _refresh(self) -> bool:
+        known = self._buckets.refresh(self._context.timeout)
         self._expirer.look_at_clocks()
+        return known
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
         """Which pages are here: for each thousand one pipelined request to each server, the first ones first.

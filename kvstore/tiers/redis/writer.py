@@ -189,8 +189,11 @@ class Writer:
         claimed |= sending
         deletions = list(self._entries.deletions(evicted))
         placing = self._entries.placing(admitted, stale)
-        requests = [*deletions, *(request for request, _ in placing), *self._buckets.end_claims(admitted)]
-        replies = self._topology.exchange(requests, deadline, writing=True)[len(deletions) :][: len(placing)]
+        requests = [*deletions, *(request for request, _ in placing)]
+        replies = self._topology.exchange(requests, deadline, writing=True)[len(deletions) :]
+        self._topology.exchange(
+            self._buckets.end_claims(admitted), deadline, writing=True
+        )  # who looks now finds entries
         unplaced: list[bytes] = []
         gone: dict[tuple[int, bytes], int] = defaultdict(int)
         stored = written_bytes = 0

@@ -10,8 +10,10 @@
 ``kvstore:{B}:chunks``                hash      what each is charged with, how it is cut, and its namespace
 ``kvstore:{B}:books``                 hash      ``bytes``, ``pages``, ``bytes:NAMESPACE``: the sums over ``chunks``
 ``kvstore:{B}:chunk:NONCE:PART``      string    a chunk's bytes, mostly in one part, number 0
-``kvstore:{B}:claim:HASH``            string    the nonce of the chunk from a page on, while its writer sends it;
+``kvstore:{B}:claim:PAGE KEY``        string    the nonce of the chunk from a page on, while its writer sends it;
                                                 empty for a moment behind that
+``kvstore:summary:BUCKETS:GROUP``     string    what the buckets of a group hold (:mod:`.summary`), for some seconds;
+                                                empty while a node asks them
 ====================================  ========  ===================================================================
 
 Page key (64 bytes), namespace (its first 32) and nonce (16) are raw bytes. The braces are Redis Cluster's hash tag: a
@@ -60,3 +62,8 @@ def part_name(bucket: int, nonce: bytes, part: int) -> bytes:
 def claim_name(bucket: int, claim: bytes) -> bytes:
     """The name of the claim to send a chunk."""
     return b"kvstore:{%d}:claim:%b" % (bucket, claim)
+
+
+def summary_name(buckets: int, group: int) -> bytes:
+    """The name of a summary of some of so many buckets."""
+    return b"kvstore:summary:%d:%d" % (buckets, group)

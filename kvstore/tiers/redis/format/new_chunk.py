@@ -52,7 +52,7 @@ class NewChunk:
     @property
     def claim(self) -> bytes:
         """What a writer claims who wants to send it: the same of all chunks that begin with the same page."""
-        return self.header.hashes[0] + (b"+" if self.merged else b"")
+        return self.keys[0] + (b"+" if self.merged else b"")
 
     def admission(self, budget: int, live_ms: bytes, quota: int | None) -> list[bytes]:
         """The arguments of the script ``ADMIT``, but for the claim.

@@ -7,6 +7,7 @@ the connection waits until their own deadline only.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import select
 import threading
@@ -22,6 +23,7 @@ from kvstore.breaker import Breaker, Failure
 from kvstore.errors import DeadlineError, FormatError, KVStoreError, ResourceError, UnavailableError
 from kvstore.fairness import Turns
 from kvstore.host.forking import register_forked
+from kvstore.jitter import jittered
 from kvstore.tiers.redis.net.resp import (
     Argument,
     Buffer,
@@ -109,7 +111,15 @@ class ServerConnection:
             raise
 
     def _load(self, scripts: Sequence[str], deadline: float) -> None:
-        loads = [Request(0, [b"SCRIPT", b"LOAD", script.encode()]) for script in scripts]
+        """Load those scripts that the server does not have."""
+        if not scripts:
+            return
+        digests = [hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest().encode() for script in scripts]
+        [there] = self.roundtrip([Request(0, [b"SCRIPT", b"EXISTS", *digests])], deadline)
+        if not isinstance(there, list) or len(there) != len(scripts):
+            there = [0] * len(scripts)
+        missing = [script for script, found in zip(scripts, there, strict=True) if found != 1]
+        loads = [Request(0, [b"SCRIPT", b"LOAD", script.encode()]) for script in missing]
         for reply in self.roundtrip(loads, deadline):
             if isinstance(reply, ServerError):
                 raise UnavailableError(f"a script is refused: {reply.message}")
@@ -186,7 +196,8 @@ class Server:
     Args:
         name: for logs.
         pool: redis-py's pool of connections.
-        scripts: loaded on each new connection.
+        scripts: loaded by the first connection, where they are missing; and again behind one that broke, since the
+            server may have been started anew.
         timeout: most seconds for the greeting of a new connection, by each of its steps.
         pause: seconds for which the server is left alone after it failed, at first.
     """
@@ -196,9 +207,11 @@ class Server:
         self._pool = pool
         self._scripts = scripts
         self._timeout = timeout
-        self.breaker = Breaker(FAILURES, pause, LONGEST_PAUSE)
+        # Each node's are its own, or all that lost a server would come back to it in the same moment.
+        pause, longest = jittered(pause), jittered(LONGEST_PAUSE)
+        self.breaker = Breaker(FAILURES, pause, longest)
         """For everything."""
-        self.writes = Breaker(FAILURES, pause, LONGEST_PAUSE)
+        self.writes = Breaker(FAILURES, pause, longest)
         """For writes alone: a server may be full, or read-only, and still answer reads."""
         self.threads = ServerThreads(MOST_CONNECTIONS, f"kvstore-{name}")
         self._lock = threading.Lock()
@@ -209,6 +222,8 @@ class Server:
         self._connected = 0
         self._opening = 0
         self._refused = 0
+        self._loaded = False
+        """Whether it has the scripts, as far as is known."""
         self._why = ""
         self._trouble = ""
         """Why no connection could be opened last time, in short."""
@@ -267,7 +282,11 @@ class Server:
             self.writes.failed(f"answers {said[min(full)]}")
         elif writing and not kinds & _SICK:
             self.writes.succeeded()
-        if kinds & {"READONLY", "NOSCRIPT", "NOAUTH"}:  # a new connection may lead to the new master, and has scripts
+        if kinds & {
+            "READONLY",
+            "NOSCRIPT",
+            "NOAUTH",
+        }:  # a new connection may lead to the new master, and looks for scripts
             self._drop(connection)
             self._drop_idle()
         else:
@@ -313,6 +332,7 @@ class Server:
                     if connection.is_quiet():
                         return connection
                     self._connected -= 1
+                    self._loaded = False
                     dead.append(connection)
                 waiter = _Waiter(threading.Condition(self._lock))
                 self._waiting.add(waiter)
@@ -338,6 +358,7 @@ class Server:
                 if connection.is_quiet():
                     return connection
                 self._connected -= 1
+                self._loaded = False
                 dead.append(connection)
                 self._turns.add(READER.get(), [waiter])
             if self._closed:
@@ -379,7 +400,7 @@ class Server:
         connection: ServerConnection | None = None
         why = trouble = ""
         try:
-            connection = ServerConnection(self._pool, self._scripts, self._timeout)
+            connection = ServerConnection(self._pool, () if self._loaded else self._scripts, self._timeout)
         except (RedisError, KVStoreError, OSError) as error:
             why = str(error)
             trouble = _in_short(error)
@@ -396,6 +417,7 @@ class Server:
                 self._why, self._trouble = why, trouble
             else:
                 self._why = self._trouble = ""
+                self._loaded = True
                 if not self._closed:
                     self._connected += 1
                     self._hand_on(connection)
@@ -415,6 +437,7 @@ class Server:
         connection.close()
         with self._lock:
             self._connected -= 1
+            self._loaded = False
             self._wake_all()
 
     def _drop_idle(self) -> None:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from made_pages import make_page, read_pages
+from made_pages import make_page, make_page_of, read_pages
 from redis_recount import Recount
 from redis_servers import Cluster, RedisServer, wait_until
 
@@ -151,6 +151,13 @@ def test_a_refused_chunk_gives_its_claim_back(server: RedisServer, open_redis: O
     server.client.config_resetstat()
     assert tier.write(pages) == [True] * 8
     assert "cmdstat_pttl" not in server.client.info("commandstats"), "it waited"
+
+
+def test_equal_hashes_of_two_namespaces_are_two_claims(server: RedisServer, open_redis: Open) -> None:
+    tier = open_redis(server.url, 40 * MIB, refresh=1000.0)  # one bucket
+    server.client.config_resetstat()
+    assert tier.write([make_page_of(namespace, 1, 100_000) for namespace in (1, 2, 3)]) == [True] * 3
+    assert "cmdstat_pttl" not in server.client.info("commandstats"), "it waited for itself"
 
 
 def _die(*_: Any) -> Any:
