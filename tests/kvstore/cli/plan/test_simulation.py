@@ -12,6 +12,7 @@ import pytest
 from kvstore.cli.bench.trace import TracedRequest
 from kvstore.cli.bench.workloads import chat
 from kvstore.cli.main import main
+from kvstore.cli.plan.parts import Rates
 from kvstore.cli.plan.report import Report, report
 from kvstore.cli.plan.simulation import Fleet, Simulation
 from kvstore.cli.plan.workload import FleetRequest, forking_agents, trace_copies
@@ -158,7 +159,7 @@ def test_wrong_flags_are_named(
 
 
 def test_the_largest_fleet() -> None:
-    fleet = replace(FLEET, nodes=1000, shards=64, redis_bytes=4 << 30)
+    fleet = replace(FLEET, nodes=1000, shards=64, redis_bytes=4 << 30, rates=Rates(engines=1))
     found = simulated(fleet, copies(1000, 1))
     assert found.requests == 1000
-    assert [part.parts for part in found.parts] == [64, 64, 1000, 1, 1, 8000]
+    assert [part.parts for part in found.parts] == [64, 64, 1000, 1, 1, 1000]
