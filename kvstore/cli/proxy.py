@@ -186,7 +186,14 @@ def run(options: argparse.Namespace) -> int:
             _tell_of_certificate(options.tls_cert)
             asyncio.get_running_loop().call_later(DAY, look_daily)
 
+        def reopen() -> None:
+            if responses is not None and responses.reopen_similar():
+                _log.info("SIGUSR1: similar prompts are answered again, and their checks counted anew")
+            else:
+                _log.info("SIGUSR1: similar prompts are not answered here (--responses-similar)")
+
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, reopen)
         bound = await proxy.start(host, port)
         look_daily()
         shown = f"[{host}]" if ":" in host else host

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from kvstore.cli import embedding_flags
 from kvstore.cli.responses_store import read_secret
 from kvstore.errors import ConfigError
 from kvstore.responses.semantic.comparers import Compare, Judge, compare_short
 from kvstore.responses.similar import Similar
 from kvstore.security.secret_files import check_private, read_file
 
+_PREFIX = "--responses-"
 _SHORT = "short"
 _SCHEMES = ("http://", "https://")
 
@@ -48,6 +50,7 @@ def add_to(parser: argparse.ArgumentParser) -> None:
         default=5.0,
         help="share of answers to similar prompts that is computed as well, and compared (default: 5)",
     )
+    embedding_flags.add_to(parser, _PREFIX)
 
 
 def read(options: argparse.Namespace) -> Similar | None:
@@ -56,18 +59,30 @@ def read(options: argparse.Namespace) -> Similar | None:
     Raises:
         ConfigError: a value can't be used, or is for what is off.
     """
-    judge = {name: getattr(options, f"responses_judge_{name}") for name in ("model", "prompt", "key_file")}
+    judge = {
+        f"--responses-judge-{name}": getattr(options, f"responses_judge_{name.replace('-', '_')}")
+        for name in ("model", "prompt", "key-file")
+    }
     if options.responses_similar is None:
-        for name, value in (("compare", options.responses_compare), *((f"judge-{n}", v) for n, v in judge.items())):
+        others = {"--responses-compare": options.responses_compare} | judge | embedding_flags.given(options, _PREFIX)
+        for flag, value in others.items():
             if value is not None:
-                flag = f"--responses-{name.replace('_', '-')}"
                 raise ConfigError(f"{flag} is for similar prompts: give --responses-similar PERCENT as well")
         return None
     for name, least, most in (("similar", 0.0, 50.0), ("shadow", 0.0, 100.0)):
         value = getattr(options, f"responses_{name}")
         if not least < value <= most:
             raise ConfigError(f"--responses-{name} must be above {least:g} and at most {most:g} percent, got {value:g}")
-    return Similar(_compare(options), options.responses_similar / 100, options.responses_shadow / 100)
+    compare, embedding = _compare(options), embedding_flags.read(options, _PREFIX)
+    return Similar(
+        compare,
+        options.responses_similar / 100,
+        options.responses_shadow / 100,
+        embedding.vector,
+        embedding.vectors,
+        embedding.deadline,
+        embedding.close,
+    )
 
 
 def _compare(options: argparse.Namespace) -> Compare | None:

@@ -257,6 +257,16 @@ class ResponseCache:
         if self._similar is not None:
             self._similar.check(question, kept, answer)
 
+    def reopen_similar(self) -> bool:
+        """Answer similar prompts again after checks of what they were told have shut this. They are counted anew.
+
+        Returns:
+            Whether similar prompts are answered at all, as the operator has it.
+        """
+        if self._similar is not None:
+            self._similar.reopen()
+        return self._similar is not None
+
     def _counts(self, question: Question, kept: Kept, going_on: Collection[str]) -> bool:
         runs = kept.label.weights.split(",")
         return all(run in going_on for run in runs) and kept.young_enough(question, self.now())

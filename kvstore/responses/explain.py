@@ -79,9 +79,10 @@ def explain_similar(
     prompt = similar_prompt(request, caller)
     assert prompt is not None, "it is compared"
     remembered = remembered_for(how, store, sealing, now)
-    place = remembered.place(prompt)
+    vector = how.vector(prompt.text)
+    place = remembered.place(prompt, len(vector))
     remembered.read(place)
-    search = remembered.search(place, prompt.text, how.vector(prompt.text))
+    search = remembered.search(place, prompt.text, vector)
     if not search.candidates:
         return Explanation("", "no prompt is kept that has everything else in common with it")
     found = search.found

@@ -71,9 +71,36 @@ class ResponseMetrics:
             "Whether similar prompts are answered: 0 when shut by its checks, or off",
             registry=self._registry,
         )
+        self.similar_shut = Gauge(
+            "kvstore_responses_similar_shut",
+            "Whether checks of what similar prompts were told have shut this: too many were wrong",
+            registry=self._registry,
+        )
+        self.similar_disagreement = Gauge(
+            "kvstore_responses_similar_disagreement",
+            "Share of checked answers to similar prompts that was wrong, since the start or since this was opened"
+            " again, from 0 to 1: as counted, and the lower and the upper end of its 95 % interval, which holds at all"
+            " times at once",
+            ("end",),
+            registry=self._registry,
+        )
         self.similar_seconds = Histogram(
             "kvstore_responses_similar_seconds",
             "How long a request waited for the search of a similar prompt, its embedding included",
+            registry=self._registry,
+            buckets=_LOOKUP_SECONDS,
+        )
+
+        self.embeddings = self._counter(
+            "embeddings",
+            "Embeddings of prompts that were asked for: made, late (beyond the deadline), failed (none, or one that"
+            " can't be used), skipped (it fails again and again, or too many wait for it)",
+            "outcome",
+        )
+        self.embedding_seconds = Histogram(
+            "kvstore_responses_embedding_seconds",
+            "How long requests that were computed had waited for the embedding of their prompt: what it adds to the"
+            " first token of a miss",
             registry=self._registry,
             buckets=_LOOKUP_SECONDS,
         )

@@ -98,10 +98,10 @@ class Remembered:
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._learnt: OrderedDict[str, _Learnt] = OrderedDict()
 
-    def place(self, prompt: SimilarPrompt) -> Place:
-        """Where it belongs."""
+    def place(self, prompt: SimilarPrompt, dimensions: int) -> Place:
+        """Where it belongs, by its embedding's name and dimensions among others: nothing is shared with other ones."""
         caller = prompt.caller
-        vectors, scope = self._vectors.encode(), [part.encode() for part in caller.scope]
+        vectors, scope = f"{self._vectors} {dimensions}".encode(), [part.encode() for part in caller.scope]
         key = "" if caller.tenant else key_digest(self._sealing, caller.key)
         return Place(
             self._sealing.name("group", [vectors, prompt.context.encode()]),

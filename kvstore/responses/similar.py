@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvstore.responses.embedding.failure import checked
 from kvstore.responses.metrics import ResponseMetrics
 from kvstore.responses.remembered import Place, Remembered
 from kvstore.responses.sealing import Sealing
@@ -44,7 +45,11 @@ class Similar:
     vector: Embed = embed
     """The embedding. It may block, and fail."""
     vectors: str = "lexical"
-    """What it is called: prompts and outcomes of another name are not used with it."""
+    """What it is called: prompts and outcomes of another name, or of other dimensions, are not used with it."""
+    deadline: float | None = None
+    """Seconds that a request waits for the embedding. None: it takes no time, and is made with the search."""
+    close: Callable[[], None] = lambda: None
+    """Lets go of the embedding."""
 
 
 def remembered_for(how: Similar, store: Store, sealing: Sealing, now: Callable[[], float]) -> Remembered:
@@ -62,9 +67,8 @@ def remembered_for(how: Similar, store: Store, sealing: Sealing, now: Callable[[
 class Searched:
     """What is known of a prompt by its search. A thread fills it in, which may be later than the request waits."""
 
-    def __init__(self, prompt: SimilarPrompt, place: Place) -> None:
+    def __init__(self, prompt: SimilarPrompt) -> None:
         self.prompt = prompt
-        self.place = place
         self.begun = False
         self.vector: npt.NDArray[np.float32] | None = None
         """None: not yet, or it failed."""
@@ -98,6 +102,8 @@ class SimilarAnswers:
         self._now = now
         self._began = now()
         self._lock = threading.Lock()
+        self._dimensions: int | None = None
+        """Of the embedding, once it gave one."""
         self._gate = ShadowGate(metrics, how.compare is not None, how.bound)
 
     @property
@@ -107,20 +113,37 @@ class SimilarAnswers:
 
     def asked(self, prompt: SimilarPrompt) -> Searched:
         """A prompt, before its search."""
-        return Searched(prompt, self._remembered.place(prompt))
+        return Searched(prompt)
+
+    def embed(self, searched: Searched) -> None:
+        """Make its embedding, if that was not tried before. It blocks.
+
+        Raises:
+            EmbeddingError: there is none.
+            Exception: what else the embedding raises.
+        """
+        if searched.begun:
+            return
+        searched.begun = True
+        vector = checked(self._how.vector(searched.prompt.text), self._dimensions)
+        with self._lock:
+            self._dimensions = self._dimensions or len(vector)
+        searched.vector = checked(vector, self._dimensions)
 
     def search(self, searched: Searched) -> Found | None:
         """The kept prompt that is the least likely to have another answer. It blocks.
 
         Raises:
             StoreError: the store can't be asked.
-            Exception: what the embedding raises.
+            EmbeddingError: there is no embedding.
+            Exception: what else the embedding raises.
         """
-        searched.begun = True
+        self.embed(searched)
         if searched.vector is None:
-            searched.vector = self._how.vector(searched.prompt.text)
-        self._count(self._remembered.read(searched.place))
-        search = self._remembered.search(searched.place, searched.prompt.text, searched.vector)
+            return None
+        place = self._place(searched)
+        self._count(self._remembered.read(place))
+        search = self._remembered.search(place, searched.prompt.text, searched.vector)
         for guard, count in search.refusals.items():
             self._metrics.similar_refusals.labels(guard).inc(count)
         searched.found = search.found
@@ -137,16 +160,14 @@ class SimilarAnswers:
     def prompt_of(self, searched: Searched, label: Label) -> Prompt | None:
         """What is stored with an entry, so that similar prompts find it; None: it has no vector. It blocks where it was
         not searched for."""
-        if not searched.begun:
-            searched.begun = True
-            searched.vector = self._how.vector(searched.prompt.text)
+        self.embed(searched)
         if searched.vector is None:
             return None
-        return self._remembered.sealed_prompt(searched.place, label, searched.prompt.text, searched.vector)
+        return self._remembered.sealed_prompt(self._place(searched), label, searched.prompt.text, searched.vector)
 
     def remove(self, searched: Searched, entry: str) -> None:
         """An entry is no more."""
-        self._remembered.remove(searched.place, entry)
+        self._remembered.remove(self._place(searched), entry)
 
     def learn(
         self, searched: Searched, found: Found, answer: dict[str, Any], kept: dict[str, Any], shadow: bool
@@ -175,8 +196,18 @@ class SimilarAnswers:
         now = self._now()
         if shadow:
             self._count([(right, now)])
-        self._remembered.learn(searched.place, outcome, shadow, now)
+        self._remembered.learn(self._place(searched), outcome, shadow, now)
         return right
+
+    def _place(self, searched: Searched) -> Place:
+        """Where a prompt belongs, once there was an embedding."""
+        return self._remembered.place(searched.prompt, self._dimensions or 0)
+
+    def reopen(self) -> None:
+        """Tell again after checks have shut it; they are counted anew from now on."""
+        with self._lock:
+            self._began = self._now()
+            self._gate.reopen()
 
     def _count(self, shadows: list[tuple[bool, float]]) -> None:
         """Checks of what was told, of this process and of others that share the store."""

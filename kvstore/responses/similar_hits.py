@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvstore.rare_lines import RareLines
+from kvstore.responses.embedding.failure import EmbeddingError
 from kvstore.responses.kept import Kept, Question, read_kept
 from kvstore.responses.lookup_threads import LookupThreads
 from kvstore.responses.metrics import ResponseMetrics
@@ -62,6 +63,8 @@ class SimilarHits:
         """Of requests that are being computed, by the names of their entries."""
         self._comparing: set[asyncio.Future[None]] = set()
         self._comparers = ThreadPoolExecutor(1, "kvstore-responses-compare")
+        self._embedding = None if how.deadline is None else LookupThreads(how.deadline)
+        self._close = how.close
         self._lines = RareLines()
 
     async def look_up(self, question: Question, counts: Callable[[Kept], bool]) -> Kept | None:
@@ -78,18 +81,52 @@ class SimilarHits:
         if len(self._searched) > _MOST_SEARCHED:
             self._searched.popitem(last=False)
         began = time.monotonic()
+        waited = await self._embed(searched)
         try:
-            kept = await self._threads.ask(lambda: self._search(searched, counts))
-        except (TimeoutError, StoreError):
-            return None
+            kept = None if waited is None else await self._threads.ask(lambda: self._search(searched, counts))
+        except (TimeoutError, StoreError, EmbeddingError):
+            kept = None
         except Exception:  # noqa: BLE001 - whatever an embedding or a damaged row makes of it
             self._lines.say(_log.exception, "the search of a similar prompt failed; the request is computed")
-            return None
+            kept = None
         finally:
             self._metrics.similar_seconds.observe(time.monotonic() - began)
         if kept is not None:
             self._searched.pop(question.entry, None)
+        elif self._embedding is not None:
+            self._metrics.embedding_seconds.observe(time.monotonic() - began if waited is None else waited)
         return kept
+
+    async def _embed(self, searched: Searched) -> float | None:
+        """Wait for the embedding, in threads of its own: store and equal requests don't wait for a model.
+
+        Returns:
+            Seconds; None: there is none.
+        """
+        if self._embedding is None:
+            return 0.0
+        outcome = "failed"
+        began = time.monotonic()
+        try:
+            if self._embedding.busy:
+                searched.begun = True  # not in the thread that writes, either
+                outcome = "skipped"
+                return None
+            await self._embedding.ask(lambda: self._answers.embed(searched))
+            outcome = "made"
+        except TimeoutError:
+            outcome = "late"  # it goes on, and may be there when the answer is stored
+            return None
+        except EmbeddingError as error:
+            outcome = error.why
+            self._lines.say(_log.warning, "a prompt has no embedding: %s", error)
+            return None
+        except Exception:  # noqa: BLE001 - whatever an embedding makes of it
+            self._lines.say(_log.exception, "a prompt has no embedding")
+            return None
+        finally:
+            self._metrics.embeddings.labels(outcome).inc()
+        return time.monotonic() - began
 
     def _search(self, searched: Searched, counts: Callable[[Kept], bool]) -> Kept | None:
         """In a thread."""
@@ -158,13 +195,22 @@ class SimilarHits:
         """What is stored with an entry, so that similar prompts find it; None: nothing. It blocks."""
         try:
             return self._answers.prompt_of(searched, label)
+        except EmbeddingError:
+            return None  # it was told where a request waited for it
         except Exception:  # noqa: BLE001 - whatever an embedding makes of it
             self._lines.say(_log.exception, "a prompt has no vector; similar ones won't find it")
             return None
 
+    def reopen(self) -> None:
+        """Tell again after checks have shut it."""
+        self._answers.reopen()
+
     def close(self) -> None:
-        """Wait for the comparison that has begun. It blocks."""
+        """Wait for the comparison and the embeddings that have begun. It blocks."""
         self._comparers.shutdown(cancel_futures=True)
+        if self._embedding is not None:
+            self._embedding.close()
+        self._close()
 
     def _compare(self, work: Callable[[], None]) -> None:
         if len(self._comparing) < _MOST_COMPARISONS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -79,15 +80,24 @@ def test_a_similar_prompt_is_told_the_answer_and_says_so(front):
 def test_a_wrong_answer_is_noticed_removed_and_nothing_more_is_told(front, stream):
     """The instance answers by the prompt's bytes, so that what a similar one is told is always wrong."""
     proxy, decode = front(responses_shadow=100)
-    ask(proxy, FIRST)
-    stored(proxy, 1)
-    assert metric(proxy, "similar_open") == 1
-    assert ask(proxy, SIMILAR, stream=stream)[0].startswith("hit; similarity=0.")
-    wait_until(lambda: metric(proxy, "similar_open") == 0)
-    assert metric(proxy, 'similar_shadows_total{outcome="wrong"}') == 1
-    assert len(decode.seen()) == 2
-    assert ask(proxy, SIMILAR)[0] == ""
+    for number in (1, 2, 3):
+        assert metric(proxy, "similar_open") == 1
+        ask(proxy, FIRST, key=f"k{number}")
+        stored(proxy, number)
+        assert ask(proxy, SIMILAR, key=f"k{number}", stream=stream)[0].startswith("hit; similarity=0.")
+        wait_until(lambda: metric(proxy, 'similar_shadows_total{outcome="wrong"}') == number)  # noqa: B023
+    assert len(decode.seen()) == 6
+    assert metric(proxy, "similar_open") == 0
+    assert metric(proxy, "similar_shut") == 1
+    assert ask(proxy, SIMILAR, key="k1")[0] == ""
     assert "similar prompts are computed from now on" in proxy.log.read_text()
+
+    proxy.process.send_signal(signal.SIGUSR1)  # without a restart
+    wait_until(lambda: metric(proxy, "similar_open") == 1)
+    assert metric(proxy, "similar_shut") == 0
+    ask(proxy, FIRST, key="k4")
+    stored(proxy, 5)
+    assert ask(proxy, SIMILAR, key="k4")[0].startswith("hit; similarity=0.")
 
 
 @pytest.fixture
@@ -142,15 +152,19 @@ def test_two_proxies_on_a_redis_know_the_same_and_deletes_reach_both(front, redi
 
 def test_a_shadow_check_of_one_proxy_shuts_the_other(front, redis):
     """The instance answers by the prompt's bytes, so that what a similar one is told is always wrong."""
-    shared = {"responses": redis.url}
-    first, _ = front(**shared, responses_shadow=100)
-    second, _ = front(**shared, responses_shadow=0.000001)
-    ask(first, FIRST)
-    stored(first, 1)
-    assert ask(second, SIMILAR)[0] != ""
-    assert ask(first, SIMILAR)[0] != ""
-    wait_until(lambda: metric(first, "similar_open") == 0)
-    wait_until(lambda: ask(second, SIMILAR)[0] == "" and metric(second, "similar_open") == 0)
+    first, _ = front(responses=redis.url, responses_shadow=100)
+    second, _ = front(responses=redis.url, responses_shadow=0.000001)
+    keys = ["k1", "k2", "k3"]
+    for number, key in enumerate(keys, 1):
+        ask(first, FIRST, key)
+        stored(first, number)
+        assert ask(first, SIMILAR, key)[0] != ""
+        wait_until(lambda: metric(first, 'similar_shadows_total{outcome="wrong"}') == number)  # noqa: B023 - at once
+    assert (metric(first, "similar_open"), metric(second, "similar_open")) == (0, 1)
+    wait_until(lambda: json.loads(command("status", "--json", "--store", redis.url))["outcomes"] == 3)
+    for key in keys:
+        assert ask(second, SIMILAR, key)[0] == ""
+    assert metric(second, "similar_open") == 0
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis"])
@@ -159,6 +173,7 @@ def test_a_killed_proxy_has_lost_nothing_that_was_stored(front, tmp_path, key_fi
     given = QUIET | {"responses": where, "responses_key_file": key_file}
     proxy, _ = front(**given)
     ask(proxy, FIRST)
+    stored(proxy, 1)
     ask(proxy, "How do I reset my router?")
     stored(proxy, 2)
     wait_until(lambda: metric(proxy, 'similar_outcomes_total{outcome="wrong"}') == 1)
@@ -187,6 +202,7 @@ def test_a_redis_that_goes_and_comes_back_empty_costs_computations(front, redis)
 def test_the_command_tells_of_similar_prompts_and_explains_them(front, tmp_path, key_file):
     proxy, _ = front(**QUIET, responses_key_file=key_file)
     ask(proxy, FIRST, model="m")
+    stored(proxy, 1)
     ask(proxy, "How do I reset my router?\x1b", model="m")
     stored(proxy, 2)
     wait_until(lambda: metric(proxy, 'similar_outcomes_total{outcome="wrong"}') == 1)
@@ -231,6 +247,11 @@ def test_the_command_tells_of_similar_prompts_and_explains_them(front, tmp_path,
     with contextlib.redirect_stderr(errors):
         assert main(["responses", "explain", "{}", "--plain", "--similar", "51", *store]) == 2
     assert "--similar must be above 0 and at most 50 percent, got 51" in errors.getvalue()
+    with contextlib.redirect_stderr(errors):
+        asked = json.dumps({"model": "m", "messages": [{"role": "user", "content": SIMILAR}], "temperature": 0})
+        api = ["--embedding", "http://127.0.0.1:1/v1", "--embedding-model", "e"]
+        assert main(["responses", "explain", asked, "--key-file", str(key_file), *store, *api]) == 1
+    assert "the prompt has no embedding: " in " ".join(errors.getvalue().split())
 
 
 @pytest.mark.parametrize(
@@ -242,6 +263,29 @@ def test_the_command_tells_of_similar_prompts_and_explains_them(front, tmp_path,
         (["--responses-similar", "2", "--responses-compare", "ftp://x"], "is short or a URL"),
         (["--responses-similar", "2", "--responses-compare", "http://x/v1"], "needs --responses-judge-model"),
         (["--responses-similar", "2", "--responses-judge-model", "m"], "are for a model that judges"),
+        (["--responses-embedding", "lexical"], "--responses-embedding is for similar prompts"),
+        (["--responses-similar", "2", "--responses-embedding", "http://x/v1"], "needs --responses-embedding-model"),
+        (
+            ["--responses-similar", "2", "--responses-embedding", "http://a:b", "--responses-embedding-model", "m"],
+            "no URL",
+        ),
+        (["--responses-similar", "2", "--responses-embedding", "ftp://x"], "a URL with http:// or https://"),
+        (["--responses-similar", "2", "--responses-embedding", "/nowhere"], "/nowhere is no folder"),
+        (["--responses-similar", "2", "--responses-embedding-model", "m"], "are for an API"),
+        (["--responses-similar", "2", "--responses-embedding-deadline", "5"], "is for a model"),
+        (
+            [
+                "--responses-similar",
+                "2",
+                "--responses-embedding",
+                "http://x/v1",
+                "--responses-embedding-model",
+                "m",
+                "--responses-embedding-deadline",
+                "0",
+            ],
+            "--responses-embedding-deadline must be above 0 and at most 10000, got 0",
+        ),
     ],
 )
 def test_flags_that_can_not_be_used_are_refused(tmp_path, flags, words):

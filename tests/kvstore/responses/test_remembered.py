@@ -36,7 +36,7 @@ def remember(store: Any, now: Any = time.time) -> Remembered:
 
 
 def place_of(known: Remembered, context: str = "context") -> Place:
-    return known.place(SimilarPrompt(Caller("k"), context, "text"))
+    return known.place(SimilarPrompt(Caller("k"), context, "text"), len(VECTOR))
 
 
 def add_prompt(store: Store, known: Remembered, number: int, context: str = "context", ends_in: float = 3600) -> None:
@@ -155,7 +155,7 @@ def test_memory_is_bounded_in_groups_bytes_and_callers(store, monkeypatch):
     known.read(places[0])
     assert list(known._known) == [places[0].group]  # the one that is asked for stays
     for caller in "abc":
-        known.read(known.place(SimilarPrompt(Caller(caller), "context", "text")))
+        known.read(known.place(SimilarPrompt(Caller(caller), "context", "text"), len(VECTOR)))
     assert len(known._learnt) == 2
 
 

@@ -60,13 +60,17 @@ def test_a_wrong_answer_that_one_was_told_of_is_told_by_none_and_counts_for_all(
     """The first checks each hit; the second would tell this one, and shuts because the first found wrong ones."""
 
     async def work(one: Asking, other: Asking) -> None:
-        assert await one.ask(FIRST) is None
-        assert await other.ask(SIMILAR) is not None
-        one.says = "Something else."
-        assert await one.ask(SIMILAR) is not None
+        callers = ("a", "b", "c")
+        for caller in callers:
+            one.says = "Click on 'forgot'."
+            assert await one.ask(FIRST, caller) is None
+            assert await other.ask(SIMILAR, caller) is not None
+            one.says = "Something else."
+            assert await one.ask(SIMILAR, caller) is not None
         assert one.metric("similar_open") == 0
-        assert other.metric("similar_open") == 1
-        assert await other.ask(SIMILAR) is None
+        for caller in callers:
+            assert other.metric("similar_open") == 1
+            assert await other.ask(SIMILAR, caller) is None
         assert other.metric("similar_open") == 0
 
     with_caches(where, work, {"shadow": 1.0}, QUIET)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -58,22 +59,45 @@ def test_what_is_deleted_or_of_another_run_is_not_told(tmp_path: Path) -> None:
     run(work, tmp_path / "r.sqlite", shadow=0.0)
 
 
-def test_a_shadow_check_that_finds_a_wrong_answer_removes_it_and_shuts_the_layer(
+def test_shadow_checks_remove_what_was_wrong_and_shut_the_layer_once_they_prove_that_it_is_too_much(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """One wrong answer proves nothing of the others; three of three do."""
+
     async def work(asking: Asking) -> None:
-        assert await asking.ask(FIRST) is None
-        asking.says = "Something else."
-        told = await asking.ask(SIMILAR)
-        assert told is not None
-        assert asking.metric('similar_shadows_total{outcome="wrong"}') == 1
-        assert told not in {label.entry for label in asking.store.labels()}
+        for number in (1, 2, 3):
+            assert asking.metric("similar_open") == 1
+            assert asking.metric("similar_shut") == 0
+            asking.says = "Click on 'forgot'."
+            assert await asking.ask(FIRST, f"key {number}") is None
+            asking.says = "Something else."
+            told = await asking.ask(SIMILAR, f"key {number}")
+            assert told is not None
+            assert asking.metric('similar_shadows_total{outcome="wrong"}') == number
+            assert told not in {label.entry for label in asking.store.labels()}
         assert asking.metric("similar_open") == 0
-        assert await asking.ask(FIRST) is None
-        assert await asking.ask(SIMILAR) is None
+        assert asking.metric("similar_shut") == 1
+        assert asking.metric('similar_disagreement{end="counted"}') == 1
+        assert asking.metric('similar_disagreement{end="lower"}') > 0.02
+        assert await asking.ask(FIRST, "key 4") is None
+        assert await asking.ask(SIMILAR, "key 4") is None
+        assert asking.cache.reopen_similar()
+        assert asking.metric("similar_open") == 1
+        assert asking.metric("similar_shut") == 0
+        assert asking.metric('similar_disagreement{end="lower"}') == 0
+        assert await asking.ask("How may I reset my password?", "key 4") is not None  # what came before is forgotten
+        assert asking.metric("similar_open") == 1
 
     run(work, tmp_path / "r.sqlite", shadow=1.0)
-    assert "1 were wrong" in caplog.text
+    assert "3 were wrong" in caplog.text
+
+
+def test_without_a_comparer_it_is_not_opened(tmp_path: Path) -> None:
+    async def work(asking: Asking) -> None:
+        asking.cache.reopen_similar()
+        assert asking.metric("similar_open") == 0
+
+    run(work, tmp_path / "r.sqlite", compare=None)
 
 
 def test_without_a_comparer_nothing_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -108,6 +132,7 @@ def test_an_embedding_that_lies_is_noticed_by_the_shadow_checks(tmp_path: Path) 
     caller = Caller("k")
     asked = answers.asked(SimilarPrompt(caller, "context", "What about this?"))
     right, wrong = ({"choices": [{"message": {"content": text}}]} for text in ("a", "b"))
+    assert answers.search(asked) is None
     for number in range(300):
         answers.learn(asked, Found(str(number), 1.0, Likeness.OTHER_WORDS, 1.0), right, right, shadow=False)
     now = time.time()
@@ -125,6 +150,8 @@ def test_an_embedding_that_lies_is_noticed_by_the_shadow_checks(tmp_path: Path) 
             break
     assert answers.shut
     assert not answers.tells(found)
+    answers.reopen()
+    assert answers.tells(replace(found, wrong=0.0))
     store.close()
 
 
