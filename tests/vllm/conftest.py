@@ -36,7 +36,7 @@ def recurrent_kernels() -> None:
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The folder of a model by name, written when it is asked for first: ``llama``, ``hybrid``, ``recurrent``,
-    ``deepseek``, ``idefics``, ``worded``, ``lora`` (:mod:`tests.vllm.model`)."""
+    ``deepseek``, ``idefics``, ``worded``, ``chat``, ``lora`` (:mod:`tests.vllm.model`)."""
     from tests.vllm import model as writers
 
     base = tmp_path_factory.mktemp("models")

@@ -21,6 +21,11 @@ PICTURE = 1024
 """The token in whose place a picture stands, for :func:`write_idefics`."""
 WORDS = ("{", "}", '"', ":", ",", " ", *"abcdefghijklmnopqrstuvwxyz")
 """Tokens from 2 on that are no numbers, for :func:`write_worded`."""
+ENGLISH = (
+    "How do can may I you we reset my password router What are is the steps to way of for a an please tell me Could how"
+    " ? . , user system place one two three four five six seven eight nine ten eleven twelve"
+)
+"""Tokens from 2 on, for :func:`write_chat`."""
 PICTURE_TOKENS = 64
 """Tokens that a picture takes there, and one at its end and two at its beginning."""
 
@@ -337,6 +342,26 @@ def write_worded(folder: Path, *, seed: int = 1) -> Path:
     names = {word: token for token, word in enumerate([*words, *numbers])}
     PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(WordLevel(names, unk_token="<s>")), bos_token="<s>", eos_token="</s>"
+    ).save_pretrained(folder)
+    return folder
+
+
+def write_chat(folder: Path, *, seed: int = 1) -> Path:
+    """Write a Llama with a tokenizer of English words, and how turns are told to it."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+    from transformers import PreTrainedTokenizerFast
+
+    write_llama(folder, seed=seed)
+    words = ["<s>", "</s>", *ENGLISH.split()]
+    names = {word: token for token, word in enumerate(words)}
+    names |= {f"w{token}": token for token in range(len(words), 1024)}
+    tokenizer = Tokenizer(WordLevel(names, unk_token="<s>"))
+    tokenizer.pre_tokenizer = Whitespace()
+    told = "{% for turn in messages %}{{ turn.role }} {{ turn.content }} {% endfor %}"
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="</s>", chat_template=told
     ).save_pretrained(folder)
     return folder
 

@@ -38,6 +38,7 @@ class ServerProcess:
         transfer: ``--kv-transfer-config``; None is vLLM without a connector.
         environment: variables that differ.
         flags: other flags, such as ``"--num-gpu-blocks-override=64"``.
+        words: whether the model has a tokenizer that requests need.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class ServerProcess:
         transfer: Mapping[str, Any] | None = None,
         environment: Mapping[str, str] | None = None,
         flags: Sequence[str] = (),
+        words: bool = False,
     ) -> None:
         self.port = free_port()
         self.log = log
@@ -55,7 +57,8 @@ class ServerProcess:
         self._command = [
             *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
             *("--model", str(model), "--served-model-name", "model", "--host", "127.0.0.1", "--port", str(self.port)),
-            *("--dtype", "float32", "--enforce-eager", "--skip-tokenizer-init", "--block-size", str(BLOCK_SIZE)),
+            *("--dtype", "float32", "--enforce-eager", "--block-size", str(BLOCK_SIZE)),
+            *(() if words else ("--skip-tokenizer-init",)),
             *("--max-model-len", "1024", "--max-num-seqs", "16", "--prefix-caching-hash-algo", "sha256"),
             *(("--kv-transfer-config", json.dumps(transfer)) if transfer is not None else ()),
             *flags,

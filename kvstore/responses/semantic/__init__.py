@@ -1,6 +1,6 @@
 """Answers for prompts that are only similar to one that was answered: what is decided, without any I/O.
 
-``reading`` takes a prompt apart (``vocabulary``: by which words), ``guards`` compare two of them, ``lexical`` is an
-embedding without a model, ``group`` searches stored prompts, ``decision`` says whether one is told, by outcomes
-(``interval``: how sure they make), and ``tuned`` has those that the lexical embedding begins with.
+``reading`` takes a prompt apart (``vocabulary`` and ``verbs``: by which words), ``guards`` compare two of them,
+``lexical`` is an embedding without a model, ``group`` searches stored prompts, ``decision`` says whether one is told,
+by outcomes (``interval``: how sure they make), and ``tuned`` has those that the lexical embedding begins with.
 """

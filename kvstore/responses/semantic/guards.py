@@ -29,6 +29,7 @@ class Guard(StrEnum):
     DIRECTIONS = "directions"
     NAMES = "names"
     QUESTIONS = "questions"
+    SCOPES = "scopes"
 
 
 class Likeness(StrEnum):
@@ -67,6 +68,8 @@ def compare(left: Reading, right: Reading) -> Comparison:
         and left.kind == right.kind
         and left.modal == right.modal
         and left.tense == right.tense
+        and {left.verb, right.verb} != {"have", "be"}
+        and _persons_agree(left, right)
         and _owners_agree(left, right)
         and _is_told_alike(left, right)
     )
@@ -89,6 +92,8 @@ def _refusing(left: Reading, right: Reading) -> Guard | None:
     only_left, only_right = _only(left.stems, right.stems), _only(right.stems, left.stems)
     if any(are_opposites(one, other) for one in only_left for other in only_right):
         return Guard.OPPOSITES
+    if _scopes(left) != _scopes(right):
+        return Guard.SCOPES
     if left.kind and right.kind and left.kind != right.kind:
         return Guard.QUESTIONS
     if _names_only(left, right) or _names_only(right, left):
@@ -105,6 +110,23 @@ def _only(these: tuple[str, ...], those: tuple[str, ...]) -> list[str]:
 def _names_only(one: Reading, other: Reading) -> bool:
     """Whether one names what the other does not say at all."""
     return bool(one.names - set(other.stems) - other.said)
+
+
+def _scopes(reading: Reading) -> Counter[str]:
+    """Of how many something is asked: only these, all, one or the other."""
+    return Counter(stem for stem in reading.stems if stem in words.SCOPES)
+
+
+def _persons_agree(left: Reading, right: Reading) -> bool:
+    """Whether it is about the one who asks or the one who is asked in both, in the same places."""
+    one, other = left.persons, right.persons
+    if len({*one, *other}) < 2 and left.kind != "how":
+        return True
+    if left.kind != "how" and (not one or not other):
+        return True
+    return [each for place, each in enumerate(one) if one[place - 1 : place] != (each,)] == [
+        each for place, each in enumerate(other) if other[place - 1 : place] != (each,)
+    ]
 
 
 def _owners_agree(left: Reading, right: Reading) -> bool:

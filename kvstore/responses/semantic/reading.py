@@ -11,9 +11,11 @@ import re
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from decimal import Decimal
 from functools import lru_cache
 
 from kvstore.responses.semantic import vocabulary as words
+from kvstore.responses.semantic.verbs import is_passive, is_perfect, own_verb
 
 _QUOTES = str.maketrans(
     {"“": '"', "”": '"', "„": '"', "«": '"', "»": '"', "‘": "'", "’": "'", "–": "-", "—": "-", "−": "-"}
@@ -68,6 +70,10 @@ class Reading:
     modal: str
     tense: str
     """``past``, ``future``; empty: neither."""
+    verb: str
+    """``have`` or ``be``, where it is a verb of its own: what has something is not that; empty: neither."""
+    persons: tuple[str, ...]
+    """First and second persons in their order, but for the one who asks how."""
     owners: frozenset[str]
     """Whose things it is about, by possessive pronouns."""
     passive: bool
@@ -108,7 +114,9 @@ def read_prompt(text: str) -> Reading:
     kind, modal, tense = _kind(lowered, tokens), "", ""
     for token in tokens:
         modal = modal or words.MODALS.get(token, "")
-        tense = tense or ("past" if token in words.PAST else "future" if token in words.FUTURE else "")
+        past = token in words.PAST or token in words.PAST_FORMS
+        tense = tense or ("past" if past else "future" if token in words.FUTURE else "")
+    tense = tense or ("past" if is_perfect(tokens) else "")
     numbers, units, rest = _numbers(tokens)
     content = tuple(_content(rest, names))
     return Reading(
@@ -121,10 +129,12 @@ def read_prompt(text: str) -> Reading:
         sum(token in words.NEGATIONS for token in tokens),
         names,
         kind,
-        modal if kind in ("asked", "") else "",
+        _asked_modal(kind, modal),
         tense,
+        own_verb(tokens),
+        tuple(words.PERSONS[token] for token in tokens if token in words.PERSONS),
         frozenset(words.OWNERS[token] for token in tokens if token in words.OWNERS),
-        _is_passive(tokens),
+        is_passive(tokens),
         frozenset(stem(token) for token in tokens if token.endswith(("'s", "'"))),
         content,
         said,
@@ -149,63 +159,6 @@ _IRREGULAR = {
     "wives": "wife", "lives": "life", "knives": "knife", "leaves": "leave", "differ": "difference", "differs": "difference",
     "signed": "sign", "meaning": "mean", "news": "news", "paris": "paris", "definition": "mean", "define": "mean",
 }  # fmt: skip
-_BE = frozenset(["is", "are", "am", "was", "were", "be", "been", "being", "get", "gets", "got"])
-_PARTICIPLES = frozenset(
-    [
-        "bought",
-        "sold",
-        "made",
-        "written",
-        "taken",
-        "given",
-        "paid",
-        "found",
-        "lost",
-        "kept",
-        "won",
-        "built",
-        "sent",
-        "spoken",
-        "begun",
-        "eaten",
-        "drunk",
-        "driven",
-        "chosen",
-        "done",
-        "seen",
-        "known",
-        "held",
-        "told",
-        "thought",
-        "caught",
-        "brought",
-        "taught",
-        "grown",
-        "drawn",
-        "shown",
-        "worn",
-        "torn",
-        "broken",
-        "stolen",
-        "hidden",
-        "bitten",
-        "beaten",
-        "cut",
-        "put",
-        "set",
-        "hit",
-        "read",
-        "spent",
-        "left",
-        "felt",
-        "met",
-        "led",
-        "run",
-        "come",
-        "become",
-        "born",
-    ]
-)
 _NO_PLURAL = ("ss", "us", "is", "as", "os", "news")
 
 
@@ -291,12 +244,11 @@ def _rewritten(text: str) -> str:
     return text.strip()
 
 
-def _is_passive(tokens: list[str]) -> bool:
-    """Whether a form of "be" has a participle within the next words."""
-    return any(
-        token in _BE and any(each.endswith("ed") or each in _PARTICIPLES for each in tokens[place + 1 : place + 6])
-        for place, token in enumerate(tokens)
-    )
+def _asked_modal(kind: str, modal: str) -> str:
+    """The modal verb, where it says what is asked: how something is done is the same as how it can be."""
+    if kind == "how" or (modal == "should" and kind.startswith(("how", "when", "where"))):
+        return ""
+    return modal
 
 
 def _kind(lowered: str, tokens: list[str]) -> str:
@@ -346,10 +298,10 @@ def _number(tokens: list[str], place: int) -> tuple[str | None, int]:
         )
         scale = words.SCALES.get(tokens[place + 1]) if place + 1 < len(tokens) else None
         if scale and ":" not in written:
-            return _shown(float(written) * scale), place + 2
+            return _shown(Decimal(written) * scale), place + 2
         if ":" in written or written.count(".") > 1:
             return written, place + 1
-        return ("½¼¾".find(written) >= 0 and written) or _shown(float(written)), place + 1
+        return ("½¼¾".find(written) >= 0 and written) or _shown(Decimal(written)), place + 1
     if (token in words.ORDINALS and token != "second") or (token == "second" and not _is_time(tokens, place)):
         return f"#{words.ORDINALS[token]}", place + 1
     if token == "one" and not (place + 1 < len(tokens) and tokens[place + 1] in words.SCALES):
@@ -368,15 +320,17 @@ def _number(tokens: list[str], place: int) -> tuple[str | None, int]:
         elif not (token == "and" and place + 1 < len(tokens) and part and tokens[place + 1] in words.NUMBERS):
             break
         place += 1
-    return _shown(total + part), place
+    return _shown(Decimal(total + part)), place
 
 
 def _is_time(tokens: list[str], place: int) -> bool:
     return place > 0 and tokens[place - 1] in ("per", "a", "one", "in") and place + 1 == len(tokens)
 
 
-def _shown(value: float) -> str:
-    return f"{value:g}" if value < 1e15 else str(value)
+def _shown(value: Decimal) -> str:
+    """All of its digits: order 1234567 is not order 1234568. ``5.0`` is ``5``."""
+    text = f"{value:f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def _dates(tokens: list[str]) -> Iterator[str]:
@@ -400,10 +354,10 @@ def _content(tokens: list[str], names: frozenset[str]) -> Iterator[Word]:
         last = token
         if token in words.NEGATIONS:
             continue
-        if token == "and" or token == "or":
+        if token == "and":
             continue
         if (
-            (token in words.STOPWORDS and found not in names)
+            (token in words.STOPWORDS and token != "or" and found not in names)
             or token in words.KINDS
             or (token in words.UNITS and len(token) < 3 and not token.isalpha())
         ):

@@ -13,11 +13,13 @@ from collections.abc import Callable
 CONTRACTIONS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), into)
     for pattern, into in (
-        (r"\b(can)(?:'t|not)\b", r"\1 not"),
-        (r"\bwon't\b", "will not"),
+        (r"\bcan(?:'?t|not)\b", "can not"),
+        (r"\bwon'?t\b", "will not"),
         (r"\bshan't\b", "shall not"),
         (r"\bain't\b", "is not"),
         (r"\b([a-z]+)n't\b", r"\1 not"),
+        (r"\b(do|does|did|is|are|was|were|should|would|could|has|have|had)nt\b", r"\1 not"),
+        (r"\b(what|where|who|how)s\b(?! of\b)", r"\1 is"),
         (r"\b(i)'m\b", r"\1 am"),
         (r"\b([a-z]+)'re\b", r"\1 are"),
         (r"\b([a-z]+)'ve\b", r"\1 have"),
@@ -46,6 +48,7 @@ FRAMES: tuple[re.Pattern[str], ...] = tuple(
         r"^[, ]*let (?:me|us) know\b",
         r"^[, ]*(?:help me|walk me through)(?: to)?(?: understand)?\b(?! with)",
         r"^[, ]*explain(?: to me)?\b",
+        r"^[, ]*i just (?=want|need|would)",
         r"^[, ]*give me(?: a list of)?\b(?! (?:a|an|some|one|two|\d))",
     )
 )
@@ -69,6 +72,9 @@ PHRASES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...
     (re.compile(pattern), into)
     for pattern, into in (
         # ways to ask how
+        (r"^(?:i (?:am trying|want|need|would like|have) to )?(.+?)[,:]? how(?: to| (?:do|can|could|should) i do (?:it|that"
+         r"|this)| does (?:it|that|this) work)?[ ?.!]*$", r"@how \1 "),
+        (r"^(?:some |any )?(?:tips|advice|guide|tutorial|instructions)(?: on how)? (?:to|for|on)\b", "@how "),
         (r"\b(?:what|which)(?: is| are)? (?:the |a |some )?(?:\w+est |best |good |right |correct |proper |quick |easy "
          r"|simple )?(?:way|ways|method|methods|process|procedure|steps?|instructions?)"
          r"(?: i (?:need|have) to (?:take|follow))?(?: required| needed)?(?: to| for| of)\b", "@how "),
@@ -145,6 +151,15 @@ NEGATIONS = frozenset(
     "not no never none nothing nobody neither nor without cannot except excluding non nowhere hardly barely unable"
     " lacking nicht kein keine keinen ohne nie pas jamais sans ningun ninguna nunca sin non mai senza не нет без".split()
 )
+SCOPES = frozenset("only all everyon everyth or both either".split())
+"""Stems that say of how many something is asked."""
+PERSONS = {"i": "1", "me": "1", "we": "1", "us": "1", "you": "2"}
+"""First and second person."""
+PAST_FORMS = frozenset(
+    "took went wrote gave ate drove rose fell began spoke became came ran sang swam flew grew threw knew broke stole wore"
+    " forgot".split()
+)
+"""Of verbs that have another form for what is done."""
 OWNERS = {
     "my": "mine", "our": "mine", "mine": "mine", "ours": "mine", "your": "yours", "yours": "yours", "his": "his",
     "her": "hers", "hers": "hers", "their": "theirs", "theirs": "theirs",
@@ -154,7 +169,7 @@ STOPWORDS = frozenset(
     "a an the this these those i you we one it me us they"
     " is are am be been being was were do does did doing done has have had having will would shall should can could may"
     " might must ought need needs needed of in on at for by and or as so if whether that which what who whom whose"
-    " when where why how there here then than just really actually exactly currently usually generally ever also"
+    " when where why how there here then than really actually exactly currently usually generally ever also"
     " some any please from into with about during between thing things"
     " my our your his her their its mine ours yours theirs"
     " am able possible".split()
@@ -193,6 +208,7 @@ SYNONYMS: dict[str, str] = {
         "favourite favorite", "centre center", "organise organize", "tallest highest", "sick ill", "obtain acquire",
         "convert transform", "daily everyday", "setup configure", "write compose", "summarise summarize", "reason cause",
         "advantage benefit pro", "disadvantage drawback con", "weigh weight", "purpose goal", "sum total",
+        "only just solely merely exclusively", "all every each", "everyone everybody",
     )
     for word in group.split()
 }  # fmt: skip

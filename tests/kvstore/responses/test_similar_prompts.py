@@ -38,6 +38,8 @@ def stream(corpus: ModuleType) -> ModuleType:
     [
         ("Convert 5 miles", "Convert 6 miles", Guard.NUMBERS),
         ("Add two eggs", "Add three eggs", Guard.NUMBERS),
+        ("Where is order 1234567?", "Where is order 1234568?", Guard.NUMBERS),
+        ("Where is order 9007199254740993?", "Where is order 9007199254740992?", Guard.NUMBERS),
         ("Is a 1,000 km trip long?", "Is a 1,000 mi trip long?", Guard.NUMBERS),
         ("How heavy is it in grams?", "How heavy is it in ounces?", Guard.UNITS),
         ("Is it open on Monday?", "Is it open on Tuesday?", Guard.DATES),
@@ -53,12 +55,33 @@ def stream(corpus: ModuleType) -> ModuleType:
         ("Are cats smarter than dogs?", "Are dogs smarter than cats?", Guard.DIRECTIONS),
         ("Who lives in France?", "Who lives in Spain?", Guard.NAMES),
         ("When was he born?", "Where was he born?", Guard.QUESTIONS),
+        ("Do just paid plans have it?", "Do paid plans have it?", Guard.SCOPES),
+        ("Do all plans have it?", "Do plans have it?", Guard.SCOPES),
+        ("May I take ibuprofen or aspirin?", "May I take ibuprofen and aspirin?", Guard.SCOPES),
+        ("Why dont cats swim?", "Why do cats swim?", Guard.NEGATIONS),
         ("What is the capital of Peru?", "¿Cuál es la capital de Perú?", Guard.LANGUAGES),
     ],
 )
 def test_guards_refuse_what_is_another_question(left: str, right: str, guard: Guard) -> None:
     assert compare(read_prompt(left), read_prompt(right)).refused_by is guard
     assert compare(read_prompt(right), read_prompt(left)).refused_by is guard
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ("What do I owe you?", "What do you owe me?"),
+        ("How can I help you?", "How can you help me?"),
+        ("When can I pay rent?", "When must I pay rent?"),
+        ("Do I have to pay?", "Have I paid?"),
+        ("Has Tesla bought SolarCity?", "Does Tesla buy SolarCity?"),
+        ("Is the row a number?", "Has the row a number?"),
+    ],
+)
+def test_small_words_that_change_a_question_are_seen(left: str, right: str) -> None:
+    """Their content is the same, so they must be proven, as others are whose words differ."""
+    assert compare(read_prompt(left), read_prompt(right)).likeness is OTHER
+    assert compare(read_prompt(right), read_prompt(left)).likeness is OTHER
 
 
 @pytest.mark.parametrize(
@@ -71,6 +94,11 @@ def test_guards_refuse_what_is_another_question(left: str, right: str, guard: Gu
         ("What is 10 percent of 250?", "What's 10% of 250?"),
         ("Add twenty-five eggs", "Add 25 eggs"),
         ("Do you accept Visa here?", "Is Visa accepted here?"),
+        ("Do only paid plans include it?", "Do just paid plans include it?"),
+        ("I want to cook rice, how does that work?", "How do I cook rice?"),
+        ("whats the capital of Peru", "What is the capital of Peru?"),
+        ("Has Germany invaded Poland?", "Did Germany ever invade Poland?"),
+        ("How do I reset my password?", "How do you reset a password?"),
     ],
 )
 def test_the_same_in_other_small_words_is_the_same(left: str, right: str) -> None:
