@@ -10,22 +10,24 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from kvstore.cli import embedding_flags
 from kvstore.cli.exit_codes import EXIT_CODES
 from kvstore.cli.responses_store import SQLITE, StoreFlags, read_secret
-from kvstore.errors import ConfigError, InvalidRequestError
+from kvstore.errors import ConfigError, InvalidRequestError, UnavailableError
+from kvstore.responses.embedding.failure import EmbeddingError
 from kvstore.responses.explain import Explanation, explain_similar
 from kvstore.responses.names import entry_name, key_digest
 from kvstore.responses.policy import CacheControl, Caller, refusal
-from kvstore.responses.request import CHAT, COMPLETIONS, CacheableRequest, NotCacheable, read_request
-from kvstore.responses.sealing import Sealing
+from kvstore.responses.request import CHAT, COMPLETIONS, NotCacheable, read_request
 from kvstore.responses.similar import Similar
-from kvstore.responses.store import Choice, Label, Limits, Store
+from kvstore.responses.store import Choice, Label, Limits
 from kvstore.units import format_duration, format_size
 
 _FLAGS = StoreFlags.with_prefix("")
 _WHERE = (
     "the store, as the proxy's --responses names it: sqlite, a file's path, or the URL of a Redis (default: sqlite)"
 )
+_EMBEDDING = "--"
 _MOST_BOUND = 50.0
 _SHOWN_NAME, _SHOWN_GROUP, _SHOWN_PROMPT = 16, 8, 60
 """Characters in a table."""
@@ -72,6 +74,7 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
                 default=2.0,
                 help="the bound on wrong answers, as the proxy's --responses-similar (default: 2)",
             )
+            embedding_flags.add_to(each, _EMBEDDING)
 
 
 _EPILOGS = {
@@ -146,7 +149,7 @@ def _explain(options: argparse.Namespace) -> int:
         raise InvalidRequestError(f"the request is not JSON: {error}") from error
     if not isinstance(fields, dict):
         raise InvalidRequestError("the request is not a JSON object")
-    sealing = _FLAGS.sealing(options)
+    sealing, embedding = _FLAGS.sealing(options), embedding_flags.read(options, _EMBEDDING)
     request = read_request(CHAT if "messages" in fields else COMPLETIONS, fields)
     refused = (
         request if isinstance(request, NotCacheable) else refusal(request, CacheControl.read(options.cache_control))
@@ -161,8 +164,12 @@ def _explain(options: argparse.Namespace) -> int:
     store = _FLAGS.open(options, Limits())
     try:
         found = store.get(entry)
-        similar = _explain_similar(store, sealing, options.similar / 100, request, caller)
+        how = Similar(None, options.similar / 100, vector=embedding.vector, vectors=embedding.vectors)
+        similar = explain_similar(store, sealing, how, time.time, request, caller)
+    except EmbeddingError as error:
+        raise UnavailableError(f"the prompt has no embedding: {error}") from error
     finally:
+        embedding.close()
         store.close()
     readable = found is not None and sealing.open(found.label, found.sealed) is not None
     if options.json:
@@ -173,12 +180,6 @@ def _explain(options: argparse.Namespace) -> int:
         print(f"looked up as {entry}: {_found(None if found is None else found.label, readable)}")
         _print_similar(similar)
     return 0
-
-
-def _explain_similar(
-    store: Store, sealing: Sealing, bound: float, request: CacheableRequest, caller: Caller
-) -> Explanation:
-    return explain_similar(store, sealing, Similar(None, bound), time.time, request, caller)
 
 
 def _print_similar(similar: Explanation) -> None:

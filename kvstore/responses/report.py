@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from kvstore.responses.metrics import ResponseMetrics
-from kvstore.responses.semantic.interval import lower_end, upper_end
 from kvstore.responses.similar import Similar
 
 
@@ -28,8 +27,7 @@ def _similar(metrics: ResponseMetrics, similar: Similar) -> dict[str, Any]:
         {"right": 0.0, "wrong": 0.0, "undecided": 0.0} | metrics.by_label(f"similar_{what}")
         for what in ("outcomes", "shadows")
     )
-    wrong, checked = int(shadows["wrong"]), int(shadows["wrong"] + shadows["right"])
-    ends = {"lower": lower_end(wrong, checked), "upper": upper_end(wrong, checked)}
+    ends = {end: metrics.value("similar_disagreement", end=end) for end in ("lower", "upper")}
     return {
         "open": bool(metrics.value("similar_open")),
         "why": _why_shut(metrics, similar, ends["lower"]),
@@ -49,5 +47,5 @@ def _why_shut(metrics: ResponseMetrics, similar: Similar, at_least: float) -> st
         return ""
     return (
         f"of the answers that were told to them, at least {100 * at_least:.1f} % were wrong (95 %), and the bound is"
-        f" {100 * similar.bound:g} %: find out why, then start the proxy again"
+        f" {100 * similar.bound:g} %: find out why, then send the proxy SIGUSR1, or start it again"
     )

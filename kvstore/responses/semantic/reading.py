@@ -11,6 +11,7 @@ import re
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from decimal import Decimal
 from functools import lru_cache
 
 from kvstore.responses.semantic import vocabulary as words
@@ -297,10 +298,10 @@ def _number(tokens: list[str], place: int) -> tuple[str | None, int]:
         )
         scale = words.SCALES.get(tokens[place + 1]) if place + 1 < len(tokens) else None
         if scale and ":" not in written:
-            return _shown(float(written) * scale), place + 2
+            return _shown(Decimal(written) * scale), place + 2
         if ":" in written or written.count(".") > 1:
             return written, place + 1
-        return ("½¼¾".find(written) >= 0 and written) or _shown(float(written)), place + 1
+        return ("½¼¾".find(written) >= 0 and written) or _shown(Decimal(written)), place + 1
     if (token in words.ORDINALS and token != "second") or (token == "second" and not _is_time(tokens, place)):
         return f"#{words.ORDINALS[token]}", place + 1
     if token == "one" and not (place + 1 < len(tokens) and tokens[place + 1] in words.SCALES):
@@ -319,15 +320,17 @@ def _number(tokens: list[str], place: int) -> tuple[str | None, int]:
         elif not (token == "and" and place + 1 < len(tokens) and part and tokens[place + 1] in words.NUMBERS):
             break
         place += 1
-    return _shown(total + part), place
+    return _shown(Decimal(total + part)), place
 
 
 def _is_time(tokens: list[str], place: int) -> bool:
     return place > 0 and tokens[place - 1] in ("per", "a", "one", "in") and place + 1 == len(tokens)
 
 
-def _shown(value: float) -> str:
-    return f"{value:g}" if value < 1e15 else str(value)
+def _shown(value: Decimal) -> str:
+    """All of its digits: order 1234567 is not order 1234568. ``5.0`` is ``5``."""
+    text = f"{value:f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def _dates(tokens: list[str]) -> Iterator[str]:

@@ -152,24 +152,19 @@ def test_two_proxies_on_a_redis_know_the_same_and_deletes_reach_both(front, redi
 
 def test_a_shadow_check_of_one_proxy_shuts_the_other(front, redis):
     """The instance answers by the prompt's bytes, so that what a similar one is told is always wrong."""
-    shared = {"responses": redis.url}
-    first, _ = front(**shared, responses_shadow=100)
-    second, _ = front(**shared, responses_shadow=0.000001)
-    keys = ("k1", "k2", "k3")
+    first, _ = front(responses=redis.url, responses_shadow=100)
+    second, _ = front(responses=redis.url, responses_shadow=0.000001)
+    keys = ["k1", "k2", "k3"]
     for number, key in enumerate(keys, 1):
-        ask(first, FIRST, key=key)
+        ask(first, FIRST, key)
         stored(first, number)
-        assert ask(second, SIMILAR, key=key)[0] != ""
-        assert ask(first, SIMILAR, key=key)[0] != ""
-        wait_until(lambda: metric(first, 'similar_shadows_total{outcome="wrong"}') == number)  # noqa: B023
-    wait_until(lambda: metric(first, "similar_open") == 0)
-
-    def is_shut() -> bool:
-        """The other one reads of a caller's checks when that caller asks."""
-        said = [ask(second, SIMILAR, key=key)[0] for key in keys]
-        return not any(said) and metric(second, "similar_open") == 0
-
-    wait_until(is_shut)
+        assert ask(first, SIMILAR, key)[0] != ""
+        wait_until(lambda: metric(first, 'similar_shadows_total{outcome="wrong"}') == number)  # noqa: B023 - at once
+    assert (metric(first, "similar_open"), metric(second, "similar_open")) == (0, 1)
+    wait_until(lambda: json.loads(command("status", "--json", "--store", redis.url))["outcomes"] == 3)
+    for key in keys:
+        assert ask(second, SIMILAR, key)[0] == ""
+    assert metric(second, "similar_open") == 0
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis"])
@@ -178,6 +173,7 @@ def test_a_killed_proxy_has_lost_nothing_that_was_stored(front, tmp_path, key_fi
     given = QUIET | {"responses": where, "responses_key_file": key_file}
     proxy, _ = front(**given)
     ask(proxy, FIRST)
+    stored(proxy, 1)
     ask(proxy, "How do I reset my router?")
     stored(proxy, 2)
     wait_until(lambda: metric(proxy, 'similar_outcomes_total{outcome="wrong"}') == 1)
@@ -206,6 +202,7 @@ def test_a_redis_that_goes_and_comes_back_empty_costs_computations(front, redis)
 def test_the_command_tells_of_similar_prompts_and_explains_them(front, tmp_path, key_file):
     proxy, _ = front(**QUIET, responses_key_file=key_file)
     ask(proxy, FIRST, model="m")
+    stored(proxy, 1)
     ask(proxy, "How do I reset my router?\x1b", model="m")
     stored(proxy, 2)
     wait_until(lambda: metric(proxy, 'similar_outcomes_total{outcome="wrong"}') == 1)
@@ -250,6 +247,11 @@ def test_the_command_tells_of_similar_prompts_and_explains_them(front, tmp_path,
     with contextlib.redirect_stderr(errors):
         assert main(["responses", "explain", "{}", "--plain", "--similar", "51", *store]) == 2
     assert "--similar must be above 0 and at most 50 percent, got 51" in errors.getvalue()
+    with contextlib.redirect_stderr(errors):
+        asked = json.dumps({"model": "m", "messages": [{"role": "user", "content": SIMILAR}], "temperature": 0})
+        api = ["--embedding", "http://127.0.0.1:1/v1", "--embedding-model", "e"]
+        assert main(["responses", "explain", asked, "--key-file", str(key_file), *store, *api]) == 1
+    assert "the prompt has no embedding: " in " ".join(errors.getvalue().split())
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,8 @@ def stream(corpus: ModuleType) -> ModuleType:
     [
         ("Convert 5 miles", "Convert 6 miles", Guard.NUMBERS),
         ("Add two eggs", "Add three eggs", Guard.NUMBERS),
+        ("Where is order 1234567?", "Where is order 1234568?", Guard.NUMBERS),
+        ("Where is order 9007199254740993?", "Where is order 9007199254740992?", Guard.NUMBERS),
         ("Is a 1,000 km trip long?", "Is a 1,000 mi trip long?", Guard.NUMBERS),
         ("How heavy is it in grams?", "How heavy is it in ounces?", Guard.UNITS),
         ("Is it open on Monday?", "Is it open on Tuesday?", Guard.DATES),
