@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from redis import ConnectionPool
+from redis import ConnectionPool, Redis
 from redis.exceptions import RedisError
 
 from kvstore.errors import ConfigError, UnavailableError
@@ -61,8 +61,12 @@ class BareClient:
         return float(values[b"used_cpu_user"]) + float(values[b"used_cpu_sys"])
 
     def clear(self) -> None:
-        """Delete what a tier leaves when all its pages are removed."""
-        self.remove([BUCKETS, FORMAT])
+        """Delete what a tier leaves when all its pages are removed; claims and summaries would end by themselves."""
+        names = [BUCKETS, FORMAT]
+        client = Redis(connection_pool=self._pool)
+        for pattern in ("kvstore:{*}:claim:*", "kvstore:summary:*"):
+            names += client.scan_iter(pattern, count=1000)
+        self.remove(names)
 
     def remove(self, names: Sequence[bytes]) -> None:
         """Delete values."""

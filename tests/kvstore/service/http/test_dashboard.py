@@ -60,7 +60,8 @@ def test_each_panel_has_a_position_and_a_name_of_its_own():
 
 
 def test_it_asks_for_metrics_that_are_documented():
-    documented = set(re.findall(r"`(kvstore_\w+|process_\w+)", (DEPLOY.parent / "docs/metrics.md").read_text()))
+    documents = "".join((DEPLOY.parent / "docs" / name).read_text() for name in ("metrics.md", "responses.md"))
+    documented = set(re.findall(r"`(kvstore_\w+|process_\w+)", documents))
     text = " ".join(each for some in queries().values() for each in some) + ALERTS.read_text()
     asked = set(re.findall(r"\bkvstore_[a-z_]+(?=[\[{ \n>])", text))
     assert asked and {re.sub(r"_(bucket|count|sum)$", "", name) for name in asked} <= documented
