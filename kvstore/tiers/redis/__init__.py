@@ -42,10 +42,10 @@ still stands there; and whoever replaces it takes the page off the chunk that it
 entries that name it, and exactly these when nobody died on the way.
 
 **Who sends.** Nodes that want to store the same new pages at once would each send them, and all but one in vain. So
-whoever is admitted first has claimed the chunk; the others are told, wait until its entries are there, and send what it
-did not have. A claim is no lock: it ends with its time, that of one step of a call, if its writer died, and the next
-one sends the chunk. Nodes of versions that know no claims send beside it, as if its time were over: the first entry
-wins.
+whoever is admitted first has claimed the chunk; the others are told, wait until that claim has ended, which is when its
+entries are there, and send what it did not have. A claim is no lock: it ends with its time, that of one step of a call,
+if its writer died, and the next one sends the chunk. Nodes of versions that know no claims send beside it, as if its
+time were over: the first entry wins.
 
 **Who evicts, expires and deletes.** A chunk goes by its bucket's scripts only: as the oldest, over a quota, when no
 entry names it any more, or with a namespace that no node has used for some time (:mod:`.expiry`). Whoever learns that a

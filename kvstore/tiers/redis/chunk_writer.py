@@ -12,9 +12,8 @@ import numpy as np
 from kvstore.hashing import HASH_BYTES
 from kvstore.tiers.redis.buckets import EvictedChunk, evicted_by
 from kvstore.tiers.redis.context import Context
-from kvstore.tiers.redis.format import codec
+from kvstore.tiers.redis.format import codec, key_names
 from kvstore.tiers.redis.format.chunk import ChunkHeader
-from kvstore.tiers.redis.format.key_names import NONCE_BYTES
 from kvstore.tiers.redis.format.new_chunk import NewChunk
 from kvstore.tiers.redis.net.resp import Buffer, ServerError
 from kvstore.tiers.redis.net.server import Request
@@ -32,7 +31,7 @@ class Admitted(NamedTuple):
     evicted: list[EvictedChunk]
     """For them."""
     claimed: dict[bytes, float]
-    """Others are sending these: the key of the first page of each, and for how many seconds they may at the most."""
+    """Others are sending these: the names of their claims, and for how many seconds they may at the most."""
 
 
 class ChunkWriter:
@@ -60,7 +59,7 @@ class ChunkWriter:
         header = ChunkHeader(
             codec.RAW if stored == lengths else codec.BIT_SHUFFLED,
             namespace,
-            os.urandom(NONCE_BYTES),
+            os.urandom(key_names.NONCE_BYTES),
             tuple(page.key[-HASH_BYTES:] for page in pages),
             lengths,
             stored,
@@ -89,7 +88,7 @@ class ChunkWriter:
                     places[chunk.header.nonce] = chunk
                     evicted += evicted_by(chunk.bucket, gone)
                 case [2, int() as left_ms]:
-                    claimed[chunk.keys[0]] = left_ms / 1000
+                    claimed[key_names.claim_name(chunk.bucket, chunk.claim)] = left_ms / 1000
             failed += isinstance(reply, ServerError)
         for lost in evicted:
             places.pop(lost.nonce, None)

@@ -18,7 +18,7 @@ from kvstore.tiers.redis.format.entry import PageEntry, decode
 from kvstore.tiers.redis.format.new_chunk import NewChunk
 from kvstore.tiers.redis.format.planning import NewPage, cut_smaller, plan_chunks, positions
 from kvstore.tiers.redis.net.resp import ServerError
-from kvstore.tiers.redis.net.server import batches
+from kvstore.tiers.redis.net.server import Request, batches
 from kvstore.tiers.tier import PageWrite
 
 _ATTEMPTS = 4
@@ -111,17 +111,21 @@ class Writer:
         return claimed
 
     def _wait_for(self, claimed: Mapping[bytes, float]) -> bool:
-        """Wait until what others are sending is here, or their time for it is over. False: no server says so."""
+        """Wait until others have ended their claims, or their time is over. False: a server does not say so.
+
+        Entries are no sign: those of a chunk's pages are put on several servers, and who sees some sends the rest.
+        """
         end = time.monotonic() + max(claimed.values())
         missing = list(claimed)
         pause = _FIRST_PAUSE
         while missing and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, jittered(pause)))  # or all who wait would ask at once
             pause = min(2 * pause, _LONGEST_PAUSE)
-            entries, unanswered = self._entries.find(missing, self._context.deadline())
-            if unanswered:
+            asked = [Request(self._topology.slot(name), [b"GET", name]) for name in missing]
+            holders = self._topology.exchange(asked, self._context.deadline())
+            if any(isinstance(holder, ServerError) for holder in holders):
                 return False
-            missing = [key for key, entry in zip(missing, entries, strict=True) if entry is None]
+            missing = [name for name, holder in zip(missing, holders, strict=True) if holder]
         return True
 
     def _look(self, wanted: Sequence[PageWrite]) -> _Seen:
