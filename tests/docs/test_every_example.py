@@ -283,7 +283,7 @@ def test_what_is_left_out_is_there() -> None:
     blocks = [each.text for each in ALL if each.kind == "python"]
     stale += [text for text in PYTHON_NOT_RUN if not any(text in block for block in blocks)]
     assert not stale
-    assert {each.kind for each in ALL} == {"shell", "sh", "named", "toml", "json", "python", "tokens"}
+    assert {each.kind for each in ALL} == {"shell", "sh", "named", "toml", "json", "python", "tokens", "text"}
 
 
 @pytest.mark.parametrize("example", of_kind("toml"))
