@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_models import write_llama
 from node_process import NodeProcess
 
 pytest.importorskip("vllm", reason="drives vLLM, which is not installed (make test-vllm)")
@@ -14,7 +15,6 @@ pytest.importorskip("vllm", reason="drives vLLM, which is not installed (make te
 from tests.vllm.driving import PATIENT, answer, answer_again, begin_load, drop
 from tests.vllm.engine import transfer_config
 from tests.vllm.loop import BLOCK_SIZE, Loop, right_answer, run_all
-from tests.vllm.model import write_llama
 from tests.vllm.shared_blocks import RANKS, SharedBlocks
 
 BLOCK = BLOCK_SIZE * RANKS

@@ -59,7 +59,7 @@ class RedisSide:
     """
 
     def __init__(self, shards: int, limit_bytes: int, block_bytes: int, page_bytes: int, rates: Rates) -> None:
-        self.pages = SharedPages(limit_bytes, block_bytes, shards)
+        self.pages = SharedPages(limit_bytes, block_bytes)
         self.shards = [Shard() for _ in range(shards)]
         self._requests: dict[tuple[Way, int | Shape], Request] = {}
         self._beside = Cost()

@@ -64,10 +64,9 @@ class SharedPages:
     Args:
         limit_bytes: of all of them together.
         block_bytes: of one block of the trace. One of more than 2 MiB is taken for a chunk by itself.
-        servers: that have the buckets.
     """
 
-    def __init__(self, limit_bytes: int, block_bytes: int, servers: int) -> None:
+    def __init__(self, limit_bytes: int, block_bytes: int) -> None:
         self._block_bytes = block_bytes
         whole = max(FULL_CHUNK, self._charge(1))
         self.buckets = max(1, min(key_names.MOST_BUCKETS, limit_bytes // (BUCKET_CHUNKS * whole)))
@@ -77,7 +76,6 @@ class SharedPages:
         self._used = [0] * self.buckets
         self._entries: dict[int, Chunk] = {}
         self._positions: dict[int, int] = {}
-        self._servers = servers
         self.evicted = 0
         """Blocks that left for others."""
 
@@ -91,10 +89,6 @@ class SharedPages:
 
     def __len__(self) -> int:
         return len(self._entries)
-
-    def server_of(self, block: int) -> int:
-        """Which server has the chunk of a block that is here."""
-        return server_of_bucket(self._entries[block].bucket, self._servers)
 
     def chunks_of(self, blocks: Iterable[int]) -> list[Chunk]:
         """The chunks of blocks that are here, each once."""

@@ -29,14 +29,6 @@ def upper_end(wrong: int, of: int, confidence: float = 0.95) -> float:
     return _share(lambda share: _at_most(wrong, of, share) > 1 - confidence)
 
 
-@lru_cache(8192)
-def lower_end(wrong: int, of: int, confidence: float = 0.95) -> float:
-    """The smallest share with which so many would still be seen in 1 - ``confidence`` of all cases (one side)."""
-    if wrong <= 0 or of <= 0:
-        return 0.0
-    return _share(lambda share: 1 - _at_most(wrong - 1, of, share) < 1 - confidence)
-
-
 @lru_cache(1024)
 def ends_at_all_times(wrong: int, of: int, confidence: float = 0.95) -> tuple[float, float]:
     """The lower and the upper end of an interval that may be looked at after each count: with this confidence, the true

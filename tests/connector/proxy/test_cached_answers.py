@@ -8,7 +8,7 @@ import io
 import itertools
 import json
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from openai_instance import USAGE, OpenAIInstance, words_of
 from proxy_process import CHAT, COMPLETIONS, PATIENCE, ProxyProcess
-from redis_servers import RedisServer, wait_until
+from redis_servers import wait_until
 
 from kvstore.cli.main import main
 
@@ -25,23 +25,8 @@ TEXT = "".join(words_of("hello"))
 
 
 @pytest.fixture
-def redis(tmp_path: Path) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path / "redis")
-    yield server
-    server.close()
-
-
-@pytest.fixture
 def decode(instance: Callable[..., OpenAIInstance]) -> OpenAIInstance:
     return instance("d", "finished")
-
-
-@pytest.fixture
-def key_file(tmp_path: Path) -> Path:
-    path = tmp_path / "responses.key"
-    path.write_text("ab" * 32)
-    path.chmod(0o600)
-    return path
 
 
 @pytest.fixture

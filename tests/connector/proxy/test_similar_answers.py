@@ -6,14 +6,14 @@ import contextlib
 import io
 import json
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from openai_instance import OpenAIInstance
 from proxy_process import CHAT, ProxyProcess
-from redis_servers import RedisServer, wait_until
+from redis_servers import wait_until
 
 from kvstore.cli.main import main
 
@@ -98,21 +98,6 @@ def test_a_wrong_answer_is_noticed_removed_and_nothing_more_is_told(front, strea
     ask(proxy, FIRST, key="k4")
     stored(proxy, 5)
     assert ask(proxy, SIMILAR, key="k4")[0].startswith("hit; similarity=0.")
-
-
-@pytest.fixture
-def redis(tmp_path: Path) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path / "redis")
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def key_file(tmp_path: Path) -> Path:
-    path = tmp_path / "responses.key"
-    path.write_text("ab" * 32)
-    path.chmod(0o600)
-    return path
 
 
 def command(*words: str) -> str:

@@ -13,7 +13,7 @@ from kvstore.responses.semantic import lexical
 from kvstore.responses.semantic.decision import Experience, Outcome
 from kvstore.responses.semantic.group import MOST_PROMPTS, Group
 from kvstore.responses.semantic.guards import Guard, Likeness, compare
-from kvstore.responses.semantic.interval import lower_end, upper_end
+from kvstore.responses.semantic.interval import upper_end
 from kvstore.responses.semantic.reading import read_prompt
 from kvstore.responses.semantic.tuned import tuned_outcomes
 
@@ -127,8 +127,7 @@ def test_what_may_be_another_question_needs_proof(left: str, right: str) -> None
 def test_intervals_are_exact() -> None:
     assert upper_end(0, 200, 0.975) == pytest.approx(0.01828, abs=1e-5)
     assert upper_end(1, 100) == pytest.approx(0.04656, abs=1e-5)
-    assert lower_end(1, 1) == pytest.approx(0.05, abs=1e-6)
-    assert (upper_end(0, 0), upper_end(3, 3), lower_end(0, 9)) == (1.0, 1.0, 0.0)
+    assert (upper_end(0, 0), upper_end(3, 3)) == (1.0, 1.0)
 
 
 def outcomes(count: int, similarity: float, right: bool = True, likeness: Likeness = SAME) -> list[Outcome]:
