@@ -279,7 +279,7 @@ class NodeConfig:
         TEXT,
         "which pages go to object storage: `used`, those that were read and are [likely to be wanted once"
         " more](#object-storage); `all`",
-        flag=Flag("used|all", "which pages go to object storage: used again, or all (default: {default})"),
+        flag=Flag("used|all", "to object storage go pages likely to be read again, or all (default: {default})"),
     )
     objects_write_limit: int = declared(
         0,
