@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,9 @@ _OTHER_WEIGHTS = (
 """Of SGLang's server arguments those with which the model is not, or not only, what its folder says."""
 _OTHER_FORMATS = ("dummy", "remote", "remote_instance", "rdma", "ipc_cache", "private")
 """Of its load formats those that take the weights from elsewhere, or make them up."""
+
+_DRAFT_ADAPTER = "__uno_draft__"
+"""What SGLang calls the adapter with which a model drafts for itself."""
 
 _SHAPE = (
     "layout",
@@ -137,9 +140,12 @@ def adapters_of(arguments: Any) -> dict[str, str]:
     """The adapters that a server starts with: their paths by their names. Those that are loaded later have an id of
     their own each time."""
     given = getattr(arguments, "lora_paths", None) or []
-    if isinstance(given, Mapping):
-        given = list(given.values())
-    return {str(each.lora_name): str(each.lora_path) for each in given}
+    if getattr(arguments, "enable_lora", None) is False:  # then SGLang ignores them, and leaves them as they were typed
+        given = []
+    adapters = {str(each.lora_name): str(each.lora_path) for each in given}
+    if draft := getattr(arguments, "uno_lora_path", None):
+        adapters[_DRAFT_ADAPTER] = str(draft)
+    return adapters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
