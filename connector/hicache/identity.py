@@ -40,7 +40,7 @@ _SETTINGS = (
 )
 """Of SGLang's server arguments those that change numbers, or the bytes that they are written as."""
 
-_OTHER_WEIGHTS = (
+OTHER_WEIGHTS = (
     "checkpoint_engine_wait_weights_before_ready",
     "weight_cache_mode",
     "kt_weight_path",
@@ -96,7 +96,7 @@ def model_of(arguments: Any) -> Model:
     Raises:
         ResourceError: weights that are in no folder on this machine, or can't be read.
     """
-    _check_folder_decides(arguments)
+    check_folder_decides(arguments)
     path, download_dir = str(arguments.model_path), arguments.download_dir
     settings = {name: str(getattr(arguments, name, None)) for name in _SETTINGS}
     folder = weights_folder(path, arguments.revision, download_dir)
@@ -120,8 +120,16 @@ def model_of(arguments: Any) -> Model:
     return Model.describe(path, folders, config, settings)
 
 
-def _check_folder_decides(arguments: Any) -> None:
-    for name in _OTHER_WEIGHTS:
+def check_folder_decides(arguments: Any) -> None:
+    """Whether a server's model is what its folder says.
+
+    Args:
+        arguments: SGLang's ``ServerArgs``, or those of them that are known.
+
+    Raises:
+        ResourceError: its weights come from elsewhere.
+    """
+    for name in OTHER_WEIGHTS:
         value = getattr(arguments, name, None)
         if value and value != "off":
             raise ResourceError(f"with {_flag(name)} the model is not what its folder says, got {value!r}")
