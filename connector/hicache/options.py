@@ -21,6 +21,7 @@ SGLANGS = (
     "prefetch_timeout_base",
     "prefetch_timeout_per_ki_token",
     "hicache_storage_pass_prefix_keys",
+    "tp_lcm_size",
 )
 """Keys beside ours that SGLang reads itself."""
 
