@@ -1,4 +1,4 @@
-"""Prints keys of pages that SGLang's own functions make, as JSON by what was asked for, and what its events call one."""
+"""Prints keys of pages that SGLang's own functions make, as JSON by what was asked for, and what an event calls one."""
 
 from __future__ import annotations
 
