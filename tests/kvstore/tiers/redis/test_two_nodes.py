@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import urllib.parse
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,33 @@ def test_a_prefix_is_put_together_from_disk_and_redis(server: RedisServer, open_
     theirs = second.namespace(LAYOUT)
     assert theirs.lookup(PROMPT).tiers == ("disk",) * 12 + ("redis",) * 12
     assert load(theirs, PROMPT) == len(PROMPT)
+
+
+def test_a_hot_prefix_crosses_the_wire_once_a_node(
+    server: RedisServer, open_node: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many requests of four nodes, at once and again: each keeps it in its arena behind the first of them."""
+    for deadline in ("lookup_timeout", "timeout"):  # however slow the machine is
+        monkeypatch.setitem(RedisTier.__init__.__kwdefaults__, deadline, 60.0)
+    first = open_node("first", server.url)
+    store(first.namespace(LAYOUT), PROMPT)
+    first.flush()
+    others = [open_node(f"node{number}", server.url, arena="32MiB") for number in range(4)]
+    theirs = [node.namespace(LAYOUT) for node in others]
+    before = server.client.info("stats")["total_net_output_bytes"]
+
+    def serve(namespace: Namespace) -> bool:
+        return namespace.lookup(PROMPT).prefix == load(namespace, PROMPT) == len(PROMPT)
+
+    with ThreadPoolExecutor(16) as threads:
+        assert all(threads.map(serve, theirs * 4))
+    ranges = server.client.info("commandstats")["cmdstat_getrange"]["calls"]
+    assert [counters(node, "redis")["asked"] for node in others] == [len(PROMPT)] * 4
+    assert all(map(serve, theirs * 10))
+    assert server.client.info("commandstats")["cmdstat_getrange"]["calls"] == ranges
+    assert [counters(node, "redis")["asked"] for node in others] == [len(PROMPT)] * 4
+    sent = server.client.info("stats")["total_net_output_bytes"] - before
+    assert 4 * len(PROMPT) * PAGE < sent < 4.3 * len(PROMPT) * PAGE
 
 
 def test_overlapping_prompts_of_two_nodes_share_their_pages(
