@@ -294,6 +294,13 @@ def repoint(shape: Shape) -> Cost:
 
 
 @lru_cache(1 << 14)
+def evicted(shape: Shape) -> Cost:
+    """What an admission says beside of chunks that were evicted for it."""
+    each = len(b"*3\r\n") + _bulk(key_names.NONCE_BYTES) + _INTEGER
+    return Cost(0, 0, 0, 0, sum(each + _bulk(header_bytes(pages)) for pages in shape.chunks))
+
+
+@lru_cache(1 << 14)
 def forget(shape: Shape) -> Cost:
     """To delete the entries of a chunk that was evicted."""
     cost = touch_entries(shape)

@@ -189,6 +189,8 @@ class RedisSide:
             parts = [*merged.fragments, chunk]
             self._chunks(now, parts, [], _released)
             gone += merged.left
+        if gone:
+            self._chunks(now, gone, [], costs.evicted)
         for chunk in gone:
             self._entries(now, chunk.blocks, costs.forget)
         return sum(block in self.pages for block in write.blocks)

@@ -22,7 +22,6 @@ from kvstore.cli.plan.redis_side import Claimed, RedisSide, Write
 from kvstore.cli.plan.routers import ROUTERS
 from kvstore.cli.plan.sharing import Sharing
 from kvstore.cli.plan.workload import FleetRequest
-from kvstore.store.maintenance import SWEEP_SECONDS
 from kvstore.tiers.tier import CLAIM_PAUSE, LONGEST_CLAIM_PAUSE
 
 _GOLDEN = 0.6180339887
@@ -269,9 +268,10 @@ class Simulation:
         if self._redis is None or not sharing or sharing.busy or sharing.awaited:
             return
         sharing.awaited = True
-        phase = SWEEP_SECONDS * (number * _GOLDEN % 1)
-        rounds = math.floor((self._now - phase) / SWEEP_SECONDS) + 1
-        self._at(phase + rounds * SWEEP_SECONDS, lambda: self._look(number))
+        seconds = self._rates.sweep_seconds
+        phase = seconds * (number * _GOLDEN % 1)
+        rounds = math.floor((self._now - phase) / seconds) + 1
+        self._at(phase + rounds * seconds, lambda: self._look(number))
 
     def _look(self, number: int) -> None:
         self._nodes[number].sharing.awaited = False

@@ -263,6 +263,20 @@ def test_lower_tiers_are_told_what_is_used_in_the_arena(open_store: OpenStore, t
     assert told == [known.fingerprint + each for each in page_hashes([1, 2])]
 
 
+def test_a_prefix_that_was_stored_in_batches_is_not_told_as_used(shm: Path, tier: MemoryTier) -> None:
+    """Its client touches it once more as a whole: in a Cluster that would be a script for each of its new pages."""
+    with Store(Arena(shm / "arena", 64 * FRAME), [], [shm / "arena"], shared=tier) as store:
+        known = store.open_namespace(layout_of("a", FRAME))
+        put_pages(store, known, [1, 2, 3])
+        store.write_back.share()
+        assert store.note_use(known.fingerprint, page_hashes([1, 2, 3]), read=False, missed=0) == 3
+        store.write_back.tell_shared()
+        assert tier.touched == []
+        assert store.note_use(known.fingerprint, page_hashes([1, 2, 3]), read=True, missed=0) == 3
+        store.write_back.tell_shared()
+        assert len(tier.touched) == 3
+
+
 def test_what_the_shared_tier_lost_is_offered_again_when_it_is_used(shm: Path, tier: MemoryTier) -> None:
     with Store(Arena(shm / "arena", 64 * FRAME), [], [shm / "arena"], shared=tier) as store:
         known = store.open_namespace(layout_of("a", FRAME))
