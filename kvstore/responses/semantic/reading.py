@@ -25,7 +25,7 @@ _QUOTES = str.maketrans(
 )
 _QUOTED = re.compile(r"```.*?```|`[^`]+`|\"[^\"]+\"|(?<![\w])'[^']+'(?!\w)", re.DOTALL)
 _IDENTIFIER = re.compile(
-    r"https?://\S+|[\w.+-]+@[\w-]+\.[\w.]+|(?<![\w.])(?:[\w-]+/)+[\w.-]+|[A-Za-z_]\w*(?:\.\w+)+|[A-Za-z]*_\w+|(?<![\w-])--?[a-z][\w-]+"
+    r"https?://\S+|(?<![\w.+-])[\w.+-]+@[\w-]+\.[\w.]+|(?<![\w./-])(?:[\w-]+/)+[\w.-]+|\b[A-Za-z_]\w*(?:\.\w+)+|\b[A-Za-z]*_\w+|(?<![\w-])--?[a-z][\w-]+"
     r"|\b[A-Za-z]+-?\d[\w.-]*\b|\bv\d+(?:\.\d+)*\b|\b\d+(?:\.\d+){2,}\b|\b[a-z]+[A-Z]\w*\b|\b\d+[A-Za-z]+\d\w*\b"
 )
 _CURRENCY = re.compile(r"([$€£¥])\s?(\d[\d.,]*)")
