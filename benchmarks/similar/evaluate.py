@@ -1,9 +1,9 @@
 """How many paraphrases are answered from similar prompts within a bound on errors, and how many of these are wrong.
 
-Half of the families in intents-*.txt, and all in fresh-1.txt, are what guards and embedding were tuned on. The other half
-is asked, as streams of requests that begin with nothing stored, beside the best fixed threshold; and each pair of prompts
-alone, with nothing learnt. Of hits, intents are the unit: a false hit is counted once for each. Of paraphrases, different
-prompts are.
+Half of the families in intents-*.txt, and all in fresh-*.txt, are what guards and embedding were tuned on. The other
+half is asked, as streams of requests that begin with nothing stored, beside the best fixed threshold; and each pair of
+prompts alone, with nothing learnt. Of hits, intents are the unit: a false hit is counted once for each. Of paraphrases,
+different prompts are.
 
     python benchmarks/similar/evaluate.py [--bound 0.02] [--streams 3] [--files MINE.txt | --pairs MINE.jsonl] [--wrong]
     python benchmarks/similar/evaluate.py --learn     # writes what the embedding begins with
@@ -31,8 +31,9 @@ from kvstore.responses.semantic import lexical  # noqa: E402
 from kvstore.responses.semantic.decision import Experience, Outcome  # noqa: E402
 from kvstore.responses.semantic.tuned import FILE, tuned_outcomes  # noqa: E402
 
-FREER = Path(__file__).parent / "fresh-1.txt"
-LEARNT = 4000
+FREER = [Path(__file__).parent / name for name in ("fresh-1.txt", "fresh-2.txt")]
+LEARNT = 4
+"""Requests for each prompt that is learnt from."""
 ASKED = 3000
 
 
@@ -43,7 +44,7 @@ def learn(families: list[Family], first: int) -> list[tuple[int, str, float, boo
     for number, prompts in enumerate((prompts for family in families for prompts in family.intents), first):
         numbers |= dict.fromkeys(prompts, number)
     outcomes: list[Outcome] = []
-    by_entry(requests_of(families, LEARNT, 1), lexical.embed, Experience(), -1, 1, told=outcomes.append)
+    by_entry(requests_of(families, LEARNT * len(numbers), 1), lexical.embed, Experience(), -1, 1, told=outcomes.append)
     return [(numbers[each.entry], each.likeness, round(each.similarity, 3), each.right) for each in outcomes]
 
 
@@ -58,7 +59,8 @@ def main() -> None:
     options = parser.parse_args()
     tuned, held_out = halves(read_families())
     if options.learn:
-        learnt = learn(tuned, 0) + learn(read_families([FREER]), 1000)  # apart: some intents are in both
+        sets = [tuned, *(read_families([file]) for file in FREER)]  # apart: some intents are in several
+        learnt = [row for number, each in enumerate(sets) for row in learn(each, 10_000 * number)]
         rows = ",\n".join(json.dumps(row) for row in learnt)
         (ROOT / "kvstore/responses/semantic" / FILE).write_text(f"[{rows}]\n")
         return

@@ -13,6 +13,7 @@ from enum import StrEnum
 
 from kvstore.responses.semantic import vocabulary as words
 from kvstore.responses.semantic.content import Word
+from kvstore.responses.semantic.nearly import is_nearly_alike
 from kvstore.responses.semantic.order import is_told_alike
 from kvstore.responses.semantic.reading import Reading
 from kvstore.responses.semantic.stems import are_opposites
@@ -39,7 +40,8 @@ class Likeness(StrEnum):
     """Of a pair that is not refused."""
 
     SAME_WORDS = "same_words"
-    """Its content is the same: other small words, another order that changes nothing, synonyms."""
+    """Its content is the same: other small words, another order that changes nothing, synonyms, what people type into a
+    search."""
     OTHER_WORDS = "other_words"
     """There is a word of content in one that is not in the other."""
 
@@ -61,18 +63,21 @@ def compare(left: Reading, right: Reading) -> Comparison:
     """
     if (guard := _refusing(left, right)) is not None:
         return Comparison(guard)
-    same = (
-        sorted(left.stems) == sorted(right.stems)
-        and bool(left.stems or left.numbers or left.quoted or left.identifiers)
-        and _kinds_agree(left, right)
+    if not (left.stems or left.numbers or left.quoted or left.identifiers):
+        return Comparison(None)
+    small_words_agree = (
+        left.negated == right.negated
         and _modals_agree(left, right)
         and left.tense == right.tense
-        and left.negated == right.negated
         and _verbs_agree(left, right)
         and _persons_agree(left, right)
         and _owners_agree(left, right)
-        and is_told_alike(left, right)
     )
+    same = (
+        small_words_agree
+        and _kinds_agree(left, right)
+        and ((sorted(left.stems) == sorted(right.stems) and is_told_alike(left, right)) or is_nearly_alike(left, right))
+    ) or (left.heading != right.heading and _agree_with_heading(left, right) and is_nearly_alike(left, right))
     return Comparison(None, Likeness.SAME_WORDS if same else Likeness.OTHER_WORDS)
 
 
@@ -151,6 +156,16 @@ def _modals_agree(left: Reading, right: Reading) -> bool:
     return {left.modal, right.modal} == {"", "may"} and any(
         each.kind == "asked" and {*each.persons} == {"2"} for each in (left, right)
     )
+
+
+def _agree_with_heading(left: Reading, right: Reading) -> bool:
+    """A heading has no verbs, and says neither who asks nor whose it is."""
+    if left.negated != right.negated or not {left.modal, right.modal} <= {"", "may", "should"}:
+        return False
+    told_otherwise = left.kind == right.kind or any(number.startswith("#") for number in left.numbers)
+    if left.tense != right.tense and not told_otherwise:
+        return False
+    return len({*left.persons, *right.persons}) < 2  # I or you
 
 
 def _verbs_agree(left: Reading, right: Reading) -> bool:

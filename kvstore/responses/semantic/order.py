@@ -10,8 +10,8 @@ from kvstore.responses.semantic.content import Word
 from kvstore.responses.semantic.reading import Reading
 from kvstore.responses.semantic.stems import DATE_STEMS
 
-_MOST_MOVED = 2
-"""Phrases that may stand elsewhere."""
+_MOST_MOVED = 1
+"""Phrases that may stand elsewhere: two may have changed their places."""
 _LONGEST = 60
 """Words of content of a prompt in which phrases are looked for."""
 _ALIKE = (
@@ -37,7 +37,7 @@ def is_told_alike(left: Reading, right: Reading) -> bool:
     if not _point_alike(left.content, right.content, other_voice):
         return False
     if left.stems == right.stems:
-        return not other_voice and _agents(left) == _agents(right)
+        return not other_voice and _agents(left) == _agents(right) and _stand_alike(left.content, right.content)
     if len(left.content) > _LONGEST:
         return False
     verb = (
@@ -50,6 +50,25 @@ def is_told_alike(left: Reading, right: Reading) -> bool:
     if sorted(_clauses(left)) == sorted(_clauses(right)):
         return True
     return _is_moved(left.content, right.content, verb, _held(left, right), _MOST_MOVED)
+
+
+def points_alike_in_heading(heading: Reading, sentence: Reading) -> bool:
+    """Whether a heading's prepositions point to what they point to in a sentence; it may have fewer.
+
+    Args:
+        heading: as people type it into a search.
+        sentence: with the same words of content.
+    """
+    pointed = {word.stem: word.before for word in sentence.content}
+    for word in heading.content:
+        there = pointed[word.stem]
+        if word.before and word.before != there and not _are_alike(word.before, there, word.stem):
+            return False
+    given = {word.before for word in heading.content} & words.POINTING
+    return not any(
+        word.before in given and not any(each.stem == word.stem and each.before for each in heading.content)
+        for word in sentence.content
+    )
 
 
 def _held(left: Reading, right: Reading) -> set[str]:
@@ -81,6 +100,14 @@ def _point_alike(left: Sequence[Word], right: Sequence[Word], other_voice: bool)
             elif not other:
                 gone.add(_class_of(one))
     return not gone & come
+
+
+def _stand_alike(left: Sequence[Word], right: Sequence[Word]) -> bool:
+    """Whether the same words in the same order are pointed to alike."""
+    return all(
+        one.before == other.before or _are_alike(one.before, other.before, one.stem)
+        for one, other in zip(left, right, strict=True)
+    )
 
 
 def _are_alike(one: str, other: str, stem: str) -> bool:
@@ -136,14 +163,14 @@ def _is_one_run_moved(one: list[str], other: list[str]) -> bool:
 
 def _is_moved(left: Sequence[Word], right: Sequence[Word], verb: set[str], held: set[str], most: int) -> bool:
     if [word.stem for word in left] == [word.stem for word in right]:
-        return True
+        return _stand_alike(left, right)
     if most == 0:
         return False
     for one, other in ((left, right), (right, left)):
         stems = [word.stem for word in other]
         for start, end in _movable(one, verb, held):
             place = _found([word.stem for word in one[start:end]], stems)
-            if place is not None:
+            if place is not None and _stand_alike(one[start : start + 1], other[place : place + 1]):
                 rest, others = [*one[:start], *one[end:]], [*other[:place], *other[place + end - start :]]
                 if _is_moved(rest, others, set(), held, most - 1):
                     return True

@@ -146,6 +146,17 @@ def _aspects() -> list[tuple[str, Put]]:
     return made
 
 
+_HEADINGS: tuple[tuple[str, str], ...] = (
+    (r"meanings?|definitions?|explained|explanation", r"what @mean \g<of>"),
+    (r"instructions|steps|tutorial|guide|step by step", r"@how \g<of>"),
+    (r"reasons?|why", r"@why \g<of>"),
+    (r"frequency", r"@howoften \g<of>"),
+    (r"duration", r"@howlong \g<of>"),
+    (r"year", r"@whenyear \g<of>"),
+)
+"""What a search ends with."""
+
+
 def _able(found: re.Match[str]) -> str:
     return f"@able {found['who'] or ''} "
 
@@ -154,6 +165,14 @@ _PHRASES: tuple[tuple[str, Put], ...] = (
     # words of a programming language
     (r"\b(is|in|as|or|and|if|for|with|on|not|while|by|to|at|from|of)(?= (?:operator|keyword|statement|loop|clause"
      r"|expression|condition|block)s?\b)", r"\1zz"),
+    # two things
+    (rf"^({_TOOLS}) (?P<one>\S+) (?:vs\.?|versus) (?P<other>\S+){_END}", lambda found: f"{_difference(found)} in {found[1]}"),
+    *((pattern, _difference) for pattern in _DIFFER),
+    (_VERSUS, _difference),
+    (r"\bdifferences? between (?P<one>.{1,40}?) (?:and|vs\.?|versus) (?P<other>.{1,40}?)(?=[ ?.!,]*$|,| in | for | when )", _difference),
+    (r"\b(?:difference|distance) (?P<one>[a-z' ]{1,30}?) ?- ?(?P<other>[a-z' ]{1,30}?)" + _END,
+     lambda found: f"{found[0].split()[0]} {_between(found)}"),
+    (r"\bbetween (?P<one>[a-z' ]{1,40}?) and (?P<other>[a-z' ]{1,40}?)(?=[ ?.!,]*$|,| in | for | when )", _between),
     # into another language
     (rf"\bhow (?:do|does|would|can|could|to)(?: {_WHO})? say (.+?) in ({_LANGUAGES})\b", r"translate \1 to \2"),
     (rf"\b(?:what is )?the (?:word|term|translation|expression) (?:for|of) (.+?) in ({_LANGUAGES})\b", r"translate \1 to \2"),
@@ -229,6 +248,10 @@ _PHRASES: tuple[tuple[str, Put], ...] = (
     (r"^(?:what (?:is|was) )?(?:the )?number of\b", "@howmany "),
     (r"\b(?:what|which) (?:amount|quantity) of\b", "@howmuch "),
     *_aspects(),
+    *((rf"^(?!what|which|how|who|is|are|do|does|can)(?P<of>[^@?,.]{{3,60}}?) (?:{word}){_END}", put) for word, put in _HEADINGS),
+    (r"^(?P<of>[a-z ]{1,40}?\w+ing) time" + _END, r"@howlong \g<of>"),
+    (r"^(?:the )?reasons? for\b", "@why "),
+    (r"^(?:name of )?(?:the )?(?:author|writer)s? of\b", "who wrote"),
     (r"\bwhat size (?:is|are)\b", "@howbig "),
     (r"\bfor how long\b", "how long"),
     (r"\bhow far away\b", "how far"),
@@ -239,13 +262,6 @@ _PHRASES: tuple[tuple[str, Put], ...] = (
     (r"\bhow frequently\b", "@howoften "),
     (r"\bhow (?:long|old|far|often|big|tall|fast|deep|wide|heavy|early|late|soon|hot|cold|well|likely)\b",
      lambda found: "@" + found[0].replace(" ", "") + " "),
-    # two things
-    *((pattern, _difference) for pattern in _DIFFER),
-    (_VERSUS, _difference),
-    (r"\bdifferences? between (?P<one>.{1,40}?) (?:and|vs\.?|versus) (?P<other>.{1,40}?)(?=[ ?.!,]*$|,| in | for | when )", _difference),
-    (r"\b(?:difference|distance) (?P<one>[a-z' ]{1,30}?) ?- ?(?P<other>[a-z' ]{1,30}?)" + _END,
-     lambda found: f"{found[0].split()[0]} {_between(found)}"),
-    (r"\bbetween (?P<one>[a-z' ]{1,40}?) and (?P<other>[a-z' ]{1,40}?)(?=[ ?.!,]*$|,| in | for | when )", _between),
     # meaning
     (r"\bwhat (?:is|are) (?:the )?(?:meaning|definition) of\b", "what @mean "),
     (r"\bwhat (?:is|are) meant by\b", "what @mean "),

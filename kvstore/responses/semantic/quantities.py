@@ -42,8 +42,9 @@ def numbers_in(tokens: list[str]) -> tuple[list[str], frozenset[str], list[str]]
                 place += 1
             continue
         token = tokens[place]
-        if token in words.UNITS and (len(token) > 2 or not token.isalpha()):
+        if token in words.UNITS and (len(token) > 2 or not token.isalpha() or token in words.SHORT_UNITS):
             units.add(words.UNITS[token])
+            token = words.UNITS[token]
         rest.append(token)
         place += 1
     return numbers, frozenset(units), rest

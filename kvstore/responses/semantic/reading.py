@@ -42,7 +42,7 @@ _GLUED = re.compile(
 _AFTER_GLUED = re.compile(r"(\d \w+)-(?=[a-z])", re.I)
 _BLANKS = re.compile(r"\s+")
 _BOUNDARY = re.compile(r"[,;:.?!]+(?=\s|$)")
-_YEAR = re.compile(r"1\d{3}|20[01]\d")
+_YEAR = re.compile(r"1\d{3}|20[012]\d")
 _MARKER = re.compile(r"zz[qi]\w+x")
 _WRITTEN_WITH_MARKS = frozenset(
     "DEVANAGARI BENGALI GURMUKHI GUJARATI ORIYA TAMIL TELUGU KANNADA MALAYALAM SINHALA THAI LAO TIBETAN MYANMAR KHMER"
@@ -141,7 +141,7 @@ def read_prompt(text: str) -> Reading:
         _negated(tokens, content),
         names,
         kind,
-        _is_heading(text, tokens),
+        _is_heading(text, said),
         _asked_modal(kind, modal, tokens),
         "" if any(_YEAR.fullmatch(number) for number in numbers) else tense_of(tokens),
         own_verb(tokens),
@@ -186,13 +186,8 @@ def _asked_modal(kind: str, modal: str, tokens: list[str]) -> str:
     return modal
 
 
-def _is_heading(text: str, tokens: list[str]) -> bool:
-    return (
-        len(tokens) >= 2
-        and text == text.lower()
-        and not text.endswith(("?", ".", "!"))
-        and not any(token in words.SENTENCE_WORDS or token.startswith("@") for token in tokens)
-    )
+def _is_heading(text: str, said: frozenset[str]) -> bool:
+    return len(said) > 1 and text == text.lower() and not text.endswith((".", "!")) and not said & words.SENTENCE_WORDS
 
 
 def _place(tokens: list[str]) -> str:

@@ -76,10 +76,11 @@ def stem(word: str) -> str:
 
 
 def _base(word: str) -> str:
-    if word in _IRREGULAR:
-        return _IRREGULAR[word]
+    word = _IRREGULAR.get(word, word)
     if word in _AS_WRITTEN:
         return word
+    if len(word) > 7 and word.endswith("tion"):
+        return word[:-3]
     if len(word) > 4 and word.endswith("ies"):
         return word[:-3] + "y"
     if len(word) > 4 and word.endswith(("ches", "shes", "sses", "xes", "zes", "oes")):

@@ -15,13 +15,13 @@ SYNONYMS: dict[str, str] = {
         "show display", "happen occur", "obtain acquire", "convert transform conversion",
         "setup configure configuration config", "write compose", "help assistance", "install installation",
         "translate translation", "calculate compute calculation", "enjoy like", "summarise summarize summary",
-        "create creation", "cancel cancellation", "register registration", "replace replacement",
+        "create creation", "cancel cancellation", "register registration",
         "explain explanation", "ship deliver delivery", "repay reimburse", "quit resign",
         "permit authorise authorize", "prohibit forbid ban", "discover discovery", "invent invention",
         "use utilise utilize", "recommend suggest recommendation suggestion", "verify verification",
         "analyse analyze analysis", "optimise optimize optimization", "recognise recognize", "memorise memorize",
         "preserve preservation", "renew renewal", "withdraw withdrawal", "improve improvement enhance",
-        "reduce lessen", "prepare preparation", "gather collect", "terminate end", "invade invasion", "employ hire",
+        "reduce lessen", "prepare preparation", "gather collect", "invade invasion", "employ hire",
         "locate location",
         # what things are
         "phone telephone", "movie film", "doctor physician", "car automobile", "sofa couch", "photo photograph",
@@ -48,9 +48,14 @@ SYNONYMS: dict[str, str] = {
         "everyone everybody", "anyone anybody", "someone somebody", "immediately instantly", "often frequently",
         "approximately roughly", "abroad overseas", "tasty delicious", "typical usual", "percent percentage",
         "weigh weight", "nearby near",
+        # of several parts of speech
+        "arrival arrive", "departure depart", "solution solve", "dict dictionary", "intro introduction", "programmer developer",
+        "faucet tap", "quantity amount", "veggie vegetable", "faster quicker", "combine merge", "iterate loop",
+        "substitute replace replacement", "empty blank", "africa african", "europe european", "asia asian", "trip journey",
+        "responsibility duty", "pregnancy pregnant", "nodejs node", "terminate end kill", "multiply multiplied",
         # how they are written
         "colour color", "favourite favorite", "centre center", "organise organize", "neighbour neighbor",
-        "behaviour behavior", "grey gray", "licence license", "tyre tire", "cheque check", "programme program",
+        "behaviour behavior", "grey gray", "licence license", "tyre tire", "programme program",
         "ok okay", "theatre theater",
     )
     for word in group.split()

@@ -111,6 +111,8 @@ UNITS: dict[str, str] = {
     )
     for word in group.split()
 }  # fmt: skip
+SHORT_UNITS = frozenset("km ml cm mm kg kb mb gb tb lb oz".split())
+"""That mean nothing else, so they are units without a number, too."""
 DATES = frozenset(
     "monday tuesday wednesday thursday friday saturday sunday january february march april may june july august september"
     " october november december today tomorrow yesterday tonight morning afternoon evening noon midnight weekday weekend"
@@ -138,3 +140,9 @@ WRITTEN_FOR_ONE = frozenset(
     " disabl remind call sto".split()
 )
 """Stems of what one asks to be done: that is not how it is done."""
+LIGHT = frozenset(
+    "get show list command step instruct tutorial explain explanat mean way kind topic piec singl lot perform recommend look"
+    " find give guid exampl proces method procedur code exist us currently now easy simpl quick best good pleas plan need want"
+    " question typ possibl yea text do hav option detail info".split()
+)
+"""Stems that say little beside others: what is asked is nearly the same without them."""
