@@ -60,8 +60,8 @@ class Result:
     def __str__(self) -> str:
         return (
             f"{self.share_of_paraphrases:6.1%} of {len(self.asked_prompts)} paraphrases hit;"
-            f" {self.hits - self.right} of {self.hits} hits wrong; {len(self.wrong_intents)} of {len(self.hit_intents)} intents,"
-            f" at most {self.wrong_at_most:.2%}"
+            f" {self.hits - self.right} of {self.hits} hits wrong; {len(self.wrong_intents)} of"
+            f" {len(self.hit_intents)} intents, at most {self.wrong_at_most:.2%}"
         )
 
 
