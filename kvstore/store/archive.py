@@ -124,7 +124,7 @@ class Archive:
             return 0
         with self.writing:
             with self._lock:
-                batch, gone = self._queue.take(_BATCH_PAGES, self._batch_bytes)
+                batch, gone, _ = self._queue.take(_BATCH_PAGES, self._batch_bytes)
                 self._waiting_bytes -= sum(self._slots.length[slot] for slot in batch)
                 if not self._queue:
                     self._waiting_bytes = 0

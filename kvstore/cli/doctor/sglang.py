@@ -21,6 +21,7 @@ _HICACHE, _BACKEND, _EXTRA = (
     "--hicache-storage-backend-extra-config",
 )
 _POLICY, _LAYOUT, _WRITE = "--hicache-storage-prefetch-policy", "--hicache-mem-layout", "--hicache-write-policy"
+_TRUST = "--trust-mm-content-hashes"
 _EXAMPLE = f'{{"backend_name": "kvstore", "module_path": "{_MODULE}", "class_name": "{_CLASS}", "interface_v1": 1}}'
 
 
@@ -117,6 +118,9 @@ def _check_others(words: Sequence[str]) -> list[Verdict]:
     if _flag(words, _WRITE) == "write_back":
         advice = "write_through: pages are stored as they leave the device, and are lost with the server"
         verdicts.append(Verdict(SUBJECT, WARN, f"{_WRITE} write_back", advice))
+    if _flag(words, _TRUST) is not None:
+        advice = "leave it out, unless no caller ever sends the same hash for different pictures"
+        verdicts.append(Verdict(SUBJECT, WARN, f"{_TRUST}: keys are what callers say", advice))
     return verdicts + _check_weights(words)
 
 

@@ -56,6 +56,7 @@ def test_flags_that_are_right() -> None:
         (command("--hicache-mem-layout page_head"), FAIL, "page_head is not kept"),
         (command("--hicache-storage-prefetch-policy best_effort"), WARN, "best_effort"),
         (command("--hicache-write-policy write_back"), WARN, "write_back"),
+        (command("--trust-mm-content-hashes"), WARN, "keys are what callers say"),
         (command("--load-format dummy"), FAIL, "with --load-format dummy the weights are not those in the model's"),
         (command("--kt-weight-path /w"), FAIL, "with --kt-weight-path the model is not what its folder says"),
     ],
