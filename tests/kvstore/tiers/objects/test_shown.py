@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import urllib.request
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -14,6 +15,7 @@ from s3_server import URL, Faults, S3Server
 import kvstore
 from kvstore.cli.main import main
 from kvstore.node.node import Node
+from kvstore.tiers.objects.bucket import Bucket, GoneError
 from kvstore.tiers.prices import DOLLARS
 
 PAGE = 50_000
@@ -58,6 +60,27 @@ def test_metrics_tell_requests_by_class_and_what_they_cost(node: Node, server: S
     assert dollars["put"] >= 1.5e-5
     assert all(samples(node, "kvstore_objects_request_seconds_total")[request] > 0 for request in ("put", "list"))
     assert samples(node, "kvstore_objects_bytes_total")["sent"] > PAGES * PAGE
+
+
+def test_each_request_counts_once(server: S3Server) -> None:
+    """Of a long list each page is one; of many deletions a thousand are."""
+    bucket = Bucket(URL, 20.0)
+    for number in range(2500):
+        server.put(f"fleet/x/{number:04}", b"")
+    assert len(bucket.list("x/")) == 2500
+    assert bucket.list("y/") == []
+    bucket.put("z", b"bytes")
+    assert bucket.get("z") == b"bytes"
+    assert bucket.get_range("z", 1, 2) == b"yt"
+    with pytest.raises(GoneError):
+        bucket.get("y")
+    bucket.delete([f"x/{number:04}" for number in range(2500)])
+    traffic = bucket.traffic()
+    assert traffic.requests == {"get": 3, "put": 1, "list": 4, "delete": 3}
+    assert traffic.errors == {"get": 0, "put": 0, "list": 0, "delete": 0}
+    methods = Counter("LIST" if method == "GET" and not name else method for method, name in server.requests)
+    assert methods == {"GET": 3, "PUT": 1, "LIST": 4, "POST": 3}
+    bucket.close()
 
 
 def test_metrics_tell_which_requests_failed(node: Node, server: S3Server) -> None:
