@@ -83,7 +83,7 @@ def test_two_requests_at_once_read_the_disk_once(
 
     def loaded() -> int:
         with kvstore.connect(node.url, timeout=60.0) as client:
-            return client.status().tier("disk").counters["loaded"]
+            return client.status().tier("disk").counters["hit"]
 
     before = loaded()
     with ThreadPoolExecutor(2) as threads:
