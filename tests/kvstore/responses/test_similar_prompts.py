@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from pathlib import Path
 from types import ModuleType
 
@@ -18,6 +19,7 @@ from kvstore.responses.semantic.reading import read_prompt
 from kvstore.responses.semantic.tuned import tuned_outcomes
 
 BOUND = 0.02
+FIRST, SIMILAR, NEGATED = (f"How {word} I reset my password?" for word in ("do", "can", "can't"))
 CORPUS = Path(__file__).parents[3] / "benchmarks/similar"
 SAME, OTHER = Likeness.SAME_WORDS, Likeness.OTHER_WORDS
 
@@ -254,3 +256,16 @@ def test_the_bound_is_kept_and_paraphrases_hit_on_the_other_half(corpus: ModuleT
     assert len(result.hit_intents) >= 183  # of fewer, even none that is wrong shows nothing
     assert result.wrong_at_most < BOUND, str(result)
     assert result.share_of_paraphrases >= 0.2, str(result)
+
+
+def test_pairs_of_ones_own_are_intents_and_are_asked_alone(
+    corpus: ModuleType, stream: ModuleType, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.jsonl"
+    pairs = [(FIRST, SIMILAR, True), (SIMILAR, "Steps to reset my password", True), (FIRST, NEGATED, False)]
+    file.write_text("\n".join(json.dumps({"a": a, "b": b, "same": same}) for a, b, same in pairs))
+    assert corpus.read_pairs(file) == pairs
+    family = corpus.family_of(pairs)
+    assert [len(prompts) for prompts in family.intents] == [3, 1]
+    result = stream.alone(pairs, lexical.embed, Experience(tuned_outcomes()), BOUND)
+    assert (result.right, result.same, result.wrong, result.other) == (2, 2, 0, 1)
