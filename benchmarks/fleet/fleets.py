@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -96,7 +97,7 @@ def run(trace: str, each: int, most_nodes: int) -> None:
     """Simulate what is not there yet, and write it down as it comes."""
     data = json.loads(DATA.read_text()) if DATA.exists() else {}
     left = [case for case in cases(each) if case.name not in data and case.nodes <= most_nodes]
-    with ProcessPoolExecutor(3) as processes:
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as processes:
         for case, found in zip(left, processes.map(simulate, [trace] * len(left), left), strict=True):
             data[case.name] = found
             DATA.write_text(json.dumps(data, indent=1) + "\n")

@@ -104,7 +104,7 @@ class Lookups:
             if read:
                 self._catalog.use(slots)
                 self._state.count_loaded(known, keys, bytes([PageTier.ARENA]) * len(keys), missed)
-            else:
+                self._write_back.note_use(slots, read=True)
+            else:  # a prefix of several batches once more, as a whole: lower tiers heard of each, or get it as new
                 self._catalog.touch(slots)
-            self._write_back.note_use(slots, read=read)
             return len(slots)

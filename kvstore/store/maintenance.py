@@ -75,6 +75,7 @@ class Maintenance:
         while not self._stop.is_set():
             waiting = self._store.write_back.wait_for_unshared(SWEEP_SECONDS)
             _keep_going(self._store.write_back.tell_shared)
+            _keep_going(self._store.write_back.look_at_claims)
             if waiting and not self._stop.is_set() and not _keep_going(self._store.write_back.share):
                 self._stop.wait(_RETRY_SECONDS)
 

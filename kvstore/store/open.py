@@ -16,7 +16,7 @@ from kvstore.store.formats import refuse_newer
 from kvstore.store.store import Store
 from kvstore.tiers.counters import TierCounts
 from kvstore.tiers.disk import DiskTier
-from kvstore.tiers.tier import ObjectStorage, OwnTier, SharedTier
+from kvstore.tiers.tier import ClaimedTier, ObjectStorage, OwnTier
 from kvstore.units import format_size
 
 _log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ def open_store(
     numa_node = int(config.numa_node) if config.numa_node else None
     arena = Arena(config.arena_directory, config.arena, progress, config.sharers, numa_node, embedded_in)
     own: list[OwnTier] = []
-    shared: SharedTier | None = None
+    shared: ClaimedTier | None = None
     objects: ObjectStorage | None = None
     try:
         directories = [arena.directory]

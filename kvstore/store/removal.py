@@ -17,7 +17,7 @@ from kvstore.store.write_back import WriteBack
 from kvstore.tiers.tier import Tier
 
 _KEYS_AT_ONCE = 16_384
-"""Between so many it is looked whether the node stops."""
+"""Between so many it is looked whether the node stops, and others may write to the tier."""
 
 
 class Expired(NamedTuple):
@@ -203,14 +203,17 @@ class Removal:
         dropped = self._drop_here(keys)
         removed = 0
         failed: ResourceError | None = None
-        # Not while pages are being written there, which may be some of these.
         for tier in tiers:
-            with self._lock_of(tier):
-                dropped.update(key for key, here in zip(keys, tier.contains(keys), strict=True) if here)
-                try:
-                    removed = max(removed, tier.remove(keys))
-                except ResourceError as error:
-                    failed = error
+            gone = 0
+            for at in range(0, len(keys), _KEYS_AT_ONCE):
+                some = keys[at : at + _KEYS_AT_ONCE]
+                with self._lock_of(tier):  # not while pages are being written there, which may be some of these
+                    dropped.update(key for key, here in zip(some, tier.contains(some), strict=True) if here)
+                    try:
+                        gone += tier.remove(some)
+                    except ResourceError as error:
+                        failed = error
+            removed = max(removed, gone)
         if tiers:  # until now, pages could be promoted from there
             dropped |= self._drop_here(keys)
         if failed is not None:

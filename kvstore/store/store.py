@@ -56,7 +56,7 @@ from kvstore.store.verification import Verification
 from kvstore.store.watch import Told, contents, follow
 from kvstore.store.write_back import WriteBack
 from kvstore.tiers.lower_tiers import LowerTiers
-from kvstore.tiers.tier import ObjectStorage, OwnTier, PageBytes, SharedTier
+from kvstore.tiers.tier import ClaimedTier, ObjectStorage, OwnTier, PageBytes
 
 
 class Store:
@@ -73,7 +73,7 @@ class Store:
         namespace_directories: where the register of namespaces is kept, the arena's folder first.
         shared: the tier that several nodes share; closed with the store.
         objects: the object tier; closed with the store.
-        archive_all: whether every page goes to the object tier, not only those that were used again.
+        archive_all: whether every page goes to the object tier, not only those that are worth it.
         rules: of namespaces: quotas, durability, and how long nobody may use them; the first that matches counts.
         small_files: replaces the registers in ``namespace_directories``.
         life: seconds after which a namespace that nobody uses is dropped, unless its rule says otherwise; 0: never.
@@ -85,7 +85,7 @@ class Store:
         arena: Arena,
         tiers: Sequence[OwnTier],
         namespace_directories: Sequence[Path],
-        shared: SharedTier | None = None,
+        shared: ClaimedTier | None = None,
         rules: Sequence[NamespaceRule] = (),
         small_files: AtomicFiles | None = None,
         life: float = 0.0,
@@ -545,7 +545,7 @@ class Store:
             self.write_back.wake()
             self.namespaces.save()  # with how long each was not used
             self.archive.wake()
-            self.write_back.share_all(deadline)
+            self.write_back.share_all(deadline, claimed=False)
             self.write_back.flush(deadline)
             self.archive.write_all(deadline)
             self._state.all_written_back = True

@@ -18,10 +18,11 @@ from kvstore.catalog.slot_state import Slot
 from kvstore.errors import ResourceError
 from kvstore.page_codes import PageTier
 from kvstore.store.archive import Archive
+from kvstore.store.claimed_pages import ClaimedPages, Claims
 from kvstore.store.held_pages import writes_of
 from kvstore.store.share_queue import ShareQueue
 from kvstore.store.state import StoreState
-from kvstore.tiers.tier import FINGERPRINT_BYTES
+from kvstore.tiers.tier import FINGERPRINT_BYTES, Claim, Offered
 
 _WRITE_BYTES = 8 << 20
 """Most bytes that are held for one write to the node's own lower tiers, unless it is one page."""
@@ -31,6 +32,8 @@ SHARE_BYTES = 32 << 20
 SHARE_PAGES = 2048
 _MOST_USED = 1 << 16
 """Most pages whose use a tier is told of at once; what is used beyond that until then is not told."""
+_LOOK_SECONDS = 0.25
+"""How long a flush that waits for other nodes' claims rests at the most."""
 MOST_UNSHARED_PAGES = 1 << 16
 """Most pages that wait for the shared tier; the oldest are passed over first."""
 
@@ -48,6 +51,7 @@ class WriteBack:
         self._budget = min(_WRITE_BYTES, state.arena.arena_bytes // 8)
         """Most bytes that one write to the node's own tiers takes."""
         self._to_share = ShareQueue(state.slots, MOST_UNSHARED_PAGES)
+        self._claims = Claims()
         self._used_for_own: dict[bytes, None] = {}
         self._used_for_shared: dict[bytes, None] = {}
         self._lock = state.lock
@@ -109,10 +113,12 @@ class WriteBack:
             return self._catalog.dirty_bytes < self._budget
 
     def wait_for_unshared(self, timeout: float) -> bool:
-        """Wait until some page is to be offered to the shared tier. False: none within ``timeout`` seconds."""
+        """Wait until some page is to be offered to the shared tier, or :meth:`look_at_claims` is due. False: there is
+        none to be offered, or none within ``timeout`` seconds."""
         with self._published:
-            if not self._to_share:
-                self._published.wait(timeout)
+            left = min(timeout, self._claims.due - time.monotonic())
+            if not self._to_share and left > 0:
+                self._published.wait(left)
             return bool(self._to_share)
 
     def wake(self) -> None:
@@ -122,45 +128,98 @@ class WriteBack:
             self._published.notify_all()
 
     def share(self) -> int:
-        """Offer one batch of new pages, oldest first, to the shared tier. Returns how many it has now.
+        """Offer one batch of new pages, oldest first, to the shared tier. Returns how many it has now, or soon.
 
         A page that has left the arena meanwhile is counted as unshared, and so is one that the tier does not take:
-        there is no second try, since what comes behind is as good.
+        there is no second try, since what comes behind is as good. One that another node is sending is offered again
+        once that has ended (:meth:`look_at_claims`).
         """
         if self._lower_tiers.shared is None:
             return 0
         with self.sharing:
             with self._lock:
-                batch, gone = self._to_share.take(SHARE_PAGES, min(SHARE_BYTES, self._arena.arena_bytes // 8))
+                batch, gone, again = self._to_share.take(SHARE_PAGES, min(SHARE_BYTES, self._arena.arena_bytes // 8))
                 self._arena.count("unshared", gone)
                 self._catalog.hold(batch)
-            shared = 0
+                looked = {self._slots.key(slot) for slot in again}
+            offered = Offered([], [])
             sums: list[int | None] = [None] * len(batch)
             try:
                 pages, sums = writes_of(batch, self._residency, self._lock)
                 if pages:
                     with self._lower_tiers.times.measured(self._lower_tiers.shared.name, "write"):
-                        shared = sum(self._lower_tiers.shared.write(pages))
+                        offered = self._lower_tiers.shared.offer(pages, looked)
             finally:
+                shared = sum(offered.here)
                 with self._lock:
                     self._residency.note_checksums(batch, sums)
+                    awaited = self._set_aside(batch, offered.claims)
                     self._catalog.release(batch)
                     self._arena.count("shared", shared)
-                    self._arena.count("unshared", len(batch) - shared)
-        return shared
+                    self._arena.count("unshared", len(batch) - shared - awaited)
+        return shared + awaited
 
-    def share_all(self, deadline: float) -> None:
-        """Offer everything that waits now to the shared tier, until ``deadline`` (``time.monotonic``)."""
+    def _set_aside(self, batch: Sequence[Slot], claims: Sequence[Claim]) -> int:
+        """Wait for claims of pages in slots that are held. Returns how many pages. The caller holds the lock."""
+        now = time.monotonic()
+        slots = {self._slots.key(slot): slot for slot in batch} if claims else {}
+        awaited = 0
+        for claim in claims:
+            stamps = self._to_share.set_aside(slots[key] for key in claim.keys)
+            self._claims.wait(ClaimedPages(claim.name, stamps, now + claim.seconds), now)
+            awaited += len(stamps)
+        return awaited
+
+    def look_at_claims(self) -> None:
+        """Queue again what another node was to send, where that has ended, or its time is over. The shared tier is
+        asked for what is due, and nothing is held meanwhile."""
+        now = time.monotonic()
+        with self._lock:
+            due = self._claims.take(now)
+        if not due or self._lower_tiers.shared is None:
+            return
+        ended = [claimed.ends_at <= now for claimed in due]
+        try:
+            told = self._lower_tiers.shared.ended([claimed.name for claimed in due])
+            ended = [over or told for over, told in zip(ended, told, strict=True)]
+        finally:
+            with self._lock:
+                for claimed, over in zip(due, ended, strict=True):
+                    if over:
+                        self._to_share.put_back(claimed.stamps)
+                    else:
+                        self._claims.wait(claimed, now)
+                self._published.notify_all()
+
+    def share_all(self, deadline: float, *, claimed: bool = True) -> None:
+        """Offer everything that waits now to the shared tier, until ``deadline`` (``time.monotonic``).
+
+        Args:
+            deadline: when to stop.
+            claimed: wait for what other nodes are sending, and offer what they did not send; else that is left.
+        """
         if self._lower_tiers.shared is None:
             return
-        with self._lock:
-            left = len(self._to_share)
-        while left > 0 and time.monotonic() < deadline:
+        left = min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX)
+        if not self.sharing.acquire(timeout=left):  # or what another thread has taken would be passed over
+            return
+        try:
             with self._lock:
-                before = len(self._to_share)
-            self.share()
+                waiting = set(self._to_share.waiting())
+        finally:
+            self.sharing.release()
+        while waiting and time.monotonic() < deadline:
             with self._lock:
-                left -= max(before - len(self._to_share), 1)
+                ready = bool(self._to_share)
+            if ready:
+                self.share()
+            elif not claimed:
+                break
+            else:
+                self.wait_for_unshared(min(_LOOK_SECONDS, deadline - time.monotonic()))
+                self.look_at_claims()
+            with self._lock:
+                waiting.intersection_update(self._to_share.waiting())
 
     def write_back(self) -> int:
         """Write one batch of dirty pages to the node's own lower tiers: those of the namespace whose turn it is, oldest

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from kvstore.page_codes import PageTier
 from kvstore.tiers.latencies import TierLatencies
-from kvstore.tiers.tier import KnownTier, ObjectStorage, OwnTier, SharedTier, Tier
+from kvstore.tiers.tier import ClaimedTier, KnownTier, ObjectStorage, OwnTier, SharedTier, Tier
 
 
 class LowerTiers:
@@ -18,7 +18,9 @@ class LowerTiers:
         objects: the one that outlives all of them, in object storage. Its ``contains`` answers from memory.
     """
 
-    def __init__(self, own: Sequence[OwnTier], shared: SharedTier | None, objects: ObjectStorage | None = None) -> None:
+    def __init__(
+        self, own: Sequence[OwnTier], shared: ClaimedTier | None, objects: ObjectStorage | None = None
+    ) -> None:
         self.own = tuple(own)
         self.times = TierLatencies()
         self.shared = shared

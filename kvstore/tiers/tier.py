@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -24,6 +24,9 @@ PageBytes = npt.NDArray[np.uint8]
 """One page's payload: a contiguous one-dimensional array of bytes, mostly a view into the arena."""
 
 
+CLAIM_PAUSE, LONGEST_CLAIM_PAUSE = 0.01, 0.25
+"""Seconds between two looks whether a claim has ended, at first and at most."""
+
 READER: ContextVar[Hashable] = ContextVar("reader", default=None)
 """For whom this thread reads (a client): a tier that can't read for all at once serves them in turn."""
 
@@ -39,6 +42,26 @@ class PageWrite(NamedTuple):
     """Held by the caller, unchanged until the call returns."""
     parent: bytes = b""
     """The key of the page before it in its chain; empty where nobody says."""
+
+
+class Claim(NamedTuple):
+    """Another node is sending these pages to a tier that nodes share."""
+
+    name: bytes
+    """For :meth:`ClaimedTier.ended`."""
+    seconds: float
+    """It ends by itself after so long, if that node is gone."""
+    keys: Sequence[bytes]
+    """Of the pages."""
+
+
+class Offered(NamedTuple):
+    """What became of pages that were offered to a tier that nodes share."""
+
+    here: list[bool]
+    """As of :meth:`Tier.write`."""
+    claims: list[Claim]
+    """Of pages that are not here yet: to be offered again when these have ended."""
 
 
 class Peer(NamedTuple):
@@ -260,6 +283,24 @@ class SharedTier(Tier, Protocol):
         Raises:
             ResourceError: nobody knows whether it is used, or some pages may still be there.
         """
+        ...
+
+
+class ClaimedTier(SharedTier, Protocol):
+    """One in which nodes that offer the same new pages at once let one of them send each."""
+
+    def offer(self, pages: Sequence[PageWrite], looked: Collection[bytes] = ()) -> Offered:
+        """As :meth:`write`, but pages that another node is sending are not waited for.
+
+        Args:
+            pages: in the order given.
+            looked: the keys of those whose claims have ended since they were offered last.
+        """
+        ...
+
+    def ended(self, claims: Sequence[bytes]) -> list[bool]:
+        """Which claims, by name, have ended: what they were for is here, or will not come. Blocks until the deadline of
+        a read; of what nobody tells by then, False."""
         ...
 
 

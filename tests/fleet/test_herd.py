@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from real_fleet import RealFleet, block_hash, real_fleet, serve_prompt
 from redis_recount import Recount
+from redis_servers import PATIENCE
 
 import kvstore
 from kvstore.tiers.redis.buckets import BUCKET_CHUNKS
@@ -36,7 +37,9 @@ def ask_at_once(fleet: RealFleet, prompt: list[bytes]) -> list[int]:
         return serve_prompt(pages, prompt)
 
     with ExitStack() as stack:
-        clients = [stack.enter_context(kvstore.connect(fleet.nodes[at % NODES].url)) for at in range(CLIENTS)]
+        clients = [
+            stack.enter_context(kvstore.connect(fleet.nodes[at % NODES].url, timeout=PATIENCE)) for at in range(CLIENTS)
+        ]
         with ThreadPoolExecutor(CLIENTS) as threads:
             return list(threads.map(serve, clients))
 

@@ -207,38 +207,45 @@ def store_entries(shape: Shape) -> Cost:
 @lru_cache(1 << 14)
 def store_chunks(shape: Shape) -> Cost:
     """Of :func:`store`, what is asked where the chunks are: to admit them, their bytes, and their sums."""
-    sums = _encoded([b"HGETALL", key_names.bucket_names(10**_NUMBER - 1)[2]])
-    said = len(b"*6\r\n") + sum(map(_bulk, (5, 8, 5, 3, 38, 8)))
     admit = _sum(_writing(pages, shape.page_bytes) * chunks for pages, chunks in Counter(shape.chunks).items())
     trips = 3 * -(-shape.payload_bytes // BATCH_BYTES)  # behind the admission go the bytes, and then the ends of claims
-    return admit + Cost(trips, shape.buckets, 0, shape.buckets * sums, shape.buckets * said)
+    return admit + _sums(shape.buckets) + Cost(trips)
 
 
 @lru_cache(1 << 14)
 def claimed(shape: Shape) -> Cost:
-    """Of a write, to be told that others are sending its chunks."""
+    """Of :func:`store`, what is asked where the chunks are when others are sending them."""
+    sent = _sum(_admitting(pages, shape.page_bytes) * chunks for pages, chunks in Counter(shape.chunks).items())
     chunks = len(shape.chunks)
-    numbers = [b"%d" % number for number in (shape.payload_bytes, shape.pages, header_bytes(1), 1, 1 << 25)]
-    arguments = [bytes(key_names.NONCE_BYTES), *numbers, _LIVE_MS, _NAMESPACE, b"", _HASH, _CLAIM_MS, b"0"]
-    return Cost(1, chunks, chunks, chunks * _script_bytes(scripts.ADMIT, *arguments), chunks * _INTEGER)
+    said = chunks * len(b"*2\r\n:2\r\n:2000\r\n")
+    return Cost(1, chunks, chunks, sent.sent_bytes, said) + _sums(shape.buckets)
+
+
+@lru_cache(1 << 14)
+def look_at_claims(shape: Shape) -> Cost:
+    """To ask whether others have sent chunks by now."""
+    chunks = len(shape.chunks)
+    name = key_names.claim_name(10**_NUMBER - 1, _NAMESPACE + _HASH)
+    return Cost(1, chunks, 0, chunks * _encoded([b"GET", name]), chunks * _bulk(key_names.NONCE_BYTES))
 
 
 def refresh(buckets: int, nodes: int = 1) -> Cost:
     """What a node asks every ``REFRESH_SECONDS`` by itself: what is agreed on, summaries of buckets, what time it is;
     and its part of what one of so many nodes does for all: it asks the buckets, and puts their summaries."""
     clocks = len(range(0, buckets, max(1, buckets // CLOCKS)))
-    name = key_names.bucket_names(10**_NUMBER - 1)[2]
     groups = -(-buckets // GROUP)
     looked = key_names.summary_name(buckets, 10**_NUMBER - 1)
     value = len(encode_summary([Usage(1, 1, {_NAMESPACE: 1})] * min(GROUP, buckets)))
     sent = sum(_encoded([b"GET", name]) for name in (key_names.BUCKETS, key_names.FORMAT))
     sent += groups * _encoded([b"GET", looked]) + clocks * _encoded([b"TIME"])
-    received = _bulk(1) + _bulk(2) + groups * _bulk(value) + clocks * (len(b"*2\r\n") + _bulk(10) + _bulk(6))
+    received = _bulk(1) + _bulk(2) + clocks * (len(b"*2\r\n") + _bulk(10) + _bulk(6))
+    received += groups * _bulk(value) * (nodes - 1) // nodes  # who asks the buckets has found no summary
     put = _encoded([b"SET", looked, b"", b"NX", b"PX", b"5000"])
-    asked = buckets * _encoded([b"HGETALL", name]) + groups * (2 * put + value)
-    answered = buckets * len(b"*0\r\n") + groups * 2 * _OK
+    sums = _sums(buckets)
+    asked = sums.sent_bytes + groups * (2 * put + value)
+    answered = sums.received_bytes + groups * (_NULL + 2 * _OK)
     return Cost(
-        3,
+        3 + 3 // nodes,
         2 + groups + clocks + -(-(buckets + 2 * groups) // nodes),
         0,
         sent + asked // nodes,
@@ -287,6 +294,13 @@ def repoint(shape: Shape) -> Cost:
 
 
 @lru_cache(1 << 14)
+def evicted(shape: Shape) -> Cost:
+    """What an admission says beside of chunks that were evicted for it."""
+    each = len(b"*3\r\n") + _bulk(key_names.NONCE_BYTES) + _INTEGER
+    return Cost(0, 0, 0, 0, sum(each + _bulk(header_bytes(pages)) for pages in shape.chunks))
+
+
+@lru_cache(1 << 14)
 def forget(shape: Shape) -> Cost:
     """To delete the entries of a chunk that was evicted."""
     cost = touch_entries(shape)
@@ -298,9 +312,15 @@ def forget(shape: Shape) -> Cost:
 def release(chunks: int, buckets: int) -> Cost:
     """To take pages off chunks that they are not in any more, and to ask what their buckets hold then."""
     script = _script_bytes(scripts.RELEASE, bytes(key_names.NONCE_BYTES), b"16")
-    sums = _encoded([b"HGETALL", key_names.bucket_names(10**_NUMBER - 1)[2]])
+    return Cost(1, chunks, chunks, chunks * script, chunks * _INTEGER) + _sums(buckets)
+
+
+@lru_cache(4096)
+def _sums(buckets: int) -> Cost:
+    """What buckets hold, asked along with what changes them."""
+    asked = _encoded([b"HGETALL", key_names.bucket_names(10**_NUMBER - 1)[2]])
     said = len(b"*6\r\n") + sum(map(_bulk, (5, 8, 5, 3, 38, 8)))
-    return Cost(1, chunks + buckets, chunks, chunks * script + buckets * sums, chunks * _INTEGER + buckets * said)
+    return Cost(0, buckets, 0, buckets * asked, buckets * said)
 
 
 def _touching(shape: Shape, trips: int) -> Cost:
@@ -321,16 +341,22 @@ def _reading(pages: int, page_bytes: int) -> Cost:
 @lru_cache(4096)
 def _writing(pages: int, page_bytes: int) -> Cost:
     """Admission and values of one chunk, and the end of its claim."""
-    header = header_bytes(pages)
-    sizes = part_sizes(header, pages * page_bytes)
-    numbers = [b"%d" % number for number in (sum(sizes), pages, header, len(sizes), 1 << 25)]
-    arguments = [bytes(key_names.NONCE_BYTES), *numbers, _LIVE_MS, _NAMESPACE, b"", _NAMESPACE + _HASH, _CLAIM_MS, b"0"]
-    cost = Cost(0, 1, 1, _script_bytes(scripts.ADMIT, *arguments), len(b"*2\r\n:1\r\n*0\r\n"))
-    for part, size in enumerate(sizes):
+    cost = _admitting(pages, page_bytes)
+    for part, size in enumerate(part_sizes(header_bytes(pages), pages * page_bytes)):
         empty = _encoded([b"SET", _part_name(part), b"", b"XX", b"KEEPTTL"])
         cost += Cost(0, 1, 0, empty - _argument(0) + _argument(size), _OK)
     claim = key_names.claim_name(10**_NUMBER - 1, _NAMESPACE + _HASH)
     return cost + Cost(0, 1, 0, _encoded([b"SET", claim, b"", b"XX", b"PX", JUST_PLACED_MS]), _OK)
+
+
+@lru_cache(4096)
+def _admitting(pages: int, page_bytes: int) -> Cost:
+    """Admission of one chunk."""
+    header = header_bytes(pages)
+    sizes = part_sizes(header, pages * page_bytes)
+    numbers = [b"%d" % number for number in (sum(sizes), pages, header, len(sizes), 1 << 25)]
+    arguments = [bytes(key_names.NONCE_BYTES), *numbers, _LIVE_MS, _NAMESPACE, b"", _NAMESPACE + _HASH, _CLAIM_MS, b"0"]
+    return Cost(0, 1, 1, _script_bytes(scripts.ADMIT, *arguments), len(b"*2\r\n:1\r\n*0\r\n"))
 
 
 def _sum(costs: Iterable[Cost]) -> Cost:

@@ -7,6 +7,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from kvstore.cli.plan.costs import Cost
+from kvstore.store.maintenance import SWEEP_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,8 @@ class Rates:
     """Of a lookup in Redis: what comes later is a miss."""
     write_deadline: float = 2.0
     """Of a write: what can't be done by then is not shared."""
+    sweep_seconds: float = SWEEP_SECONDS
+    """How often a node's thread looks what there is to tell."""
 
 
 PIECE_SECONDS = 2e-3

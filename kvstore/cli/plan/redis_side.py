@@ -41,10 +41,20 @@ class Write(NamedTuple):
     """A write under way."""
 
     prompt: Sequence[int]
-    blocks: Sequence[int]
-    """That were offered."""
+    blocks: list[int]
+    """That were offered, but for those that others are sending."""
     chunks: list[Chunk]
-    """That it sends: made of those that were not there when it began, and that nobody else was sending."""
+    """That it sends: made of those that were not there when it began."""
+
+
+class Claimed(NamedTuple):
+    """Another node is sending these blocks."""
+
+    prompt: Sequence[int]
+    chunk: Chunk
+    """That would have had them."""
+    over: float
+    """Until when it may, at the most."""
 
 
 class RedisSide:
@@ -64,7 +74,7 @@ class RedisSide:
         self._requests: dict[tuple[Way, int | Shape], Request] = {}
         self._beside = Cost()
         self._sending: dict[int, float] = {}
-        """By its first block: a chunk that some node is sending, and until when."""
+        """By its first block: a chunk that some node has claimed, and until when at the most."""
         self._page_bytes = page_bytes
         self._pages_per_block = max(1, block_bytes // page_bytes)
         self._chunks_per_block = block_bytes // CHUNK_BYTES if block_bytes > CHUNK_BYTES else 0
@@ -115,14 +125,21 @@ class RedisSide:
 
     def begin_write(
         self, now: float, offered: Sequence[tuple[Sequence[int], Sequence[int]]]
-    ) -> tuple[float, list[Write]]:
-        """``write`` of blocks of some prompts: what is not here is sent, unless another node is sending it; that is
-        waited for. It is here once :meth:`end_write` says so."""
-        writes, waited = [], []
+    ) -> tuple[float, list[Write], list[Claimed]]:
+        """``offer`` of blocks of some prompts: what is not here is sent, unless another node is sending it. It is here
+        once :meth:`end_write` says so."""
+        writes, claims = [], []
         for prompt, blocks in offered:
-            planned = self.pages.plan(prompt, blocks)
-            writes.append(Write(prompt, blocks, [chunk for chunk in planned if chunk.blocks[0] not in self._sending]))
-            waited += [chunk for chunk in planned if chunk.blocks[0] in self._sending]
+            chunks, others = [], []
+            for chunk in self.pages.plan(prompt, blocks):
+                over = self._sending.get(chunk.blocks[0], now)
+                if over <= now:
+                    chunks.append(chunk)
+                else:
+                    others.append(Claimed(prompt, chunk, over))
+            awaited = {block for claim in others for block in claim.chunk.blocks}
+            writes.append(Write(prompt, [block for block in blocks if block not in awaited], chunks))
+            claims += others
         for shard, request in self._agreement:
             self.shards[shard].ask(now, request)
         present = [block for write in writes for block in write.blocks if block in self.pages]
@@ -132,20 +149,21 @@ class RedisSide:
             looked = self._entries(now, present, _found)
             looked = self._chunks(looked, self.pages.chunks_of(present), present, costs.touch_chunks)
             self.pages.touch(present)
-        if waited:
-            self._chunks(looked, waited, [], costs.claimed)
-            ends = max(self._sending[chunk.blocks[0]] for chunk in waited)
-            blocks = [block for chunk in waited for block in chunk.blocks]
-            looked = max(looked, self._entries(ends, blocks, _found)) if not new else looked
+        if claims:
+            looked = max(looked, self._entries(now, [block for each in claims for block in each.chunk.blocks], _missed))
+            looked = self._chunks(looked, [claim.chunk for claim in claims], [], costs.claimed)
         if not new:
-            return looked, writes
+            return looked, writes, claims
         chunks = [chunk for write in writes for chunk in write.chunks]
         sent = self._chunks(looked, chunks, new, costs.store_chunks)
-        done = self._entries(sent, new, costs.store_entries)
-        self._sending.update((chunk.blocks[0], done) for chunk in chunks)
-        if waited:
-            done = max(done, self._entries(max(ends, done), blocks, _found))
-        return done, writes
+        over = looked + self._rates.write_deadline
+        self._sending.update((chunk.blocks[0], over) for chunk in chunks)
+        return self._entries(sent, new, costs.store_entries), writes, claims
+
+    def look_at_claim(self, now: float, claimed: Claimed) -> bool:
+        """Whether others have sent that, or their time is over."""
+        self._chunks(now, [claimed.chunk], [], costs.look_at_claims)
+        return claimed.over <= now or claimed.chunk.blocks[0] not in self._sending
 
     def end_write(self, now: float, write: Write) -> int:
         """Its entries are put where none stand, and fragments are merged. Returns how many of its blocks are here."""
@@ -171,6 +189,8 @@ class RedisSide:
             parts = [*merged.fragments, chunk]
             self._chunks(now, parts, [], _released)
             gone += merged.left
+        if gone:
+            self._chunks(now, gone, [], costs.evicted)
         for chunk in gone:
             self._entries(now, chunk.blocks, costs.forget)
         return sum(block in self.pages for block in write.blocks)

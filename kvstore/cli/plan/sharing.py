@@ -47,6 +47,14 @@ class Sharing:
         """Whether there are pages to offer."""
         return bool(self._queue)
 
+    def set_aside(self, blocks: Iterable[int]) -> None:
+        """Blocks that were taken, and that nobody is to queue until they are put back."""
+        self._queued.update(blocks)
+
+    def put_back(self, prompt: Sequence[int], blocks: Sequence[int]) -> None:
+        """What was set aside is the first to be taken."""
+        self._queue.extendleft((block, prompt) for block in reversed(blocks))
+
     def use(self, prompt: Sequence[int], hits: int) -> None:
         """The leading blocks of a prompt were read in the arena."""
         for block in prompt[:hits]:

@@ -18,14 +18,16 @@ from kvstore.catalog.policies import DEFAULT_POLICY, POLICIES
 from kvstore.cli.plan.arena import SimulatedArena
 from kvstore.cli.plan.costs import Cost
 from kvstore.cli.plan.parts import Part, Rates, Shard
-from kvstore.cli.plan.redis_side import RedisSide, Write
+from kvstore.cli.plan.redis_side import Claimed, RedisSide, Write
 from kvstore.cli.plan.routers import ROUTERS
 from kvstore.cli.plan.sharing import Sharing
 from kvstore.cli.plan.workload import FleetRequest
-from kvstore.store.maintenance import SWEEP_SECONDS
+from kvstore.tiers.tier import CLAIM_PAUSE, LONGEST_CLAIM_PAUSE
 
 _GOLDEN = 0.6180339887
 """Multiples of it are spread evenly over a circle."""
+_JITTERED = 0.75
+"""Of a pause of nodes, on average."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,9 +268,10 @@ class Simulation:
         if self._redis is None or not sharing or sharing.busy or sharing.awaited:
             return
         sharing.awaited = True
-        phase = SWEEP_SECONDS * (number * _GOLDEN % 1)
-        rounds = math.floor((self._now - phase) / SWEEP_SECONDS) + 1
-        self._at(phase + rounds * SWEEP_SECONDS, lambda: self._look(number))
+        seconds = self._rates.sweep_seconds
+        phase = seconds * (number * _GOLDEN % 1)
+        rounds = math.floor((self._now - phase) / seconds) + 1
+        self._at(phase + rounds * seconds, lambda: self._look(number))
 
     def _look(self, number: int) -> None:
         self._nodes[number].sharing.awaited = False
@@ -304,12 +307,26 @@ class Simulation:
             self._counts.unshared += blocks
             self._at(latest, lambda: self._shared(number, []))
             return
-        done, writes = self._redis.begin_write(self._now, offered)
+        done, writes, claims = self._redis.begin_write(self._now, offered)
+        for claimed in claims:
+            node.sharing.set_aside(claimed.chunk.blocks)
+            self._look_later(number, claimed, CLAIM_PAUSE)
         sent = sum(len(chunk.blocks) for write in writes for chunk in write.chunks)
         self._counts.sent += sent
         size = sent * self._fleet.block_bytes
         done = max(done, node.link.visit(self._now, size / self._rates.link_bytes, 1, size))
         self._at(done, lambda: self._shared(number, writes))
+
+    def _look_later(self, number: int, claimed: Claimed, pause: float) -> None:
+        """Whether another node has sent something is looked at now and then."""
+        self._at(self._now + _JITTERED * pause, lambda: self._look_at_claim(number, claimed, pause))
+
+    def _look_at_claim(self, number: int, claimed: Claimed, pause: float) -> None:
+        if self._redis is not None and not self._redis.look_at_claim(self._now, claimed):
+            self._look_later(number, claimed, min(2 * pause, LONGEST_CLAIM_PAUSE))
+            return
+        self._nodes[number].sharing.put_back(claimed.prompt, claimed.chunk.blocks)
+        self._share(number)
 
     def _shared(self, number: int, writes: Sequence[Write]) -> None:
         sharing = self._nodes[number].sharing

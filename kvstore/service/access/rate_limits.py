@@ -22,6 +22,9 @@ from kvstore.units import format_size
 
 LEAST_REPORTS = 10
 """Reports a second that a tenant with a limit of requests may make at least."""
+MOST_NAMED = 64
+"""Tenants whose refused requests are counted by name: the first ones. All others are one, called ``OTHERS``."""
+OTHERS = "(others)"
 TENANT_SHARE = 2
 """One tenant has at most one part in so many of what a node can do at once: the rest is left to others."""
 
@@ -75,6 +78,7 @@ class TenantLimits:
         self._lock = threading.Lock()
         self._open: Counter[tuple[str, str]] = Counter()
         self._refused: Counter[tuple[str, str]] = Counter()
+        self._named: set[str] = set()
         self._requests: dict[str, _TokenBucket] = {}
         self._reports: dict[str, _TokenBucket] = {}
         """Apart from requests, at the same rate: whoever keeps to its requests makes no more reports than these."""
@@ -168,14 +172,18 @@ class TenantLimits:
         finally:
             with self._lock:
                 self._open[key] -= 1
+                if not self._open[key]:
+                    del self._open[key]
 
     def refused(self) -> dict[tuple[str, str], int]:
-        """By tenant and limit, how often it was in the way."""
+        """By tenant and limit, how often it was in the way; the first ``MOST_NAMED`` tenants by name."""
         with self._lock:
             return dict(self._refused)
 
     def _refuse(self, grant: Grant, limit: str, words: str) -> None:
-        self._refused[grant.tenant, limit] += 1
+        if len(self._named) < MOST_NAMED:
+            self._named.add(grant.tenant)
+        self._refused[grant.tenant if grant.tenant in self._named else OTHERS, limit] += 1
         raise LimitExceededError(f"tenant {grant.tenant!r} {words}; try again later")
 
 

@@ -183,12 +183,15 @@ class Buckets:
         return self._script(bucket, scripts.EXPIRE, *arguments)
 
     def idle_seconds(self, namespace: bytes, timeout: float) -> Iterator[tuple[int, float]]:
-        """For each bucket that has chunks of a namespace, for how long none of them was used there.
+        """For each bucket that has chunks of a namespace, for how long none of them was used there. A few buckets come
+        first: what is in use is so in most, mostly, and whoever looks for that need not ask the others.
 
         Raises:
             ResourceError: a server did not answer.
         """
-        for batch in runs(range(self._number)):
+        some = self._some()
+        others = [bucket for bucket in range(self._number) if bucket not in some]
+        for batch in (some, *runs(others)):
             asked = [self._script(bucket, scripts.IDLE, namespace) for bucket in batch]
             replies = self._topology.exchange(asked, time.monotonic() + timeout)
             for bucket, reply in zip(batch, replies, strict=True):
@@ -199,12 +202,16 @@ class Buckets:
 
     def times(self, timeout: float) -> Iterator[tuple[int, float]]:
         """What time it is where some buckets are, seconds since 1970: enough of them to ask nearly every server."""
-        some = range(0, self._number, max(1, self._number // CLOCKS))
+        some = self._some()
         asked = [Request(self._topology.slot(key_names.bucket_names(bucket)[0]), [b"TIME"]) for bucket in some]
         for bucket, reply in zip(some, self._topology.exchange(asked, time.monotonic() + timeout), strict=True):
             match reply:
                 case [bytes() as seconds, bytes() as microseconds]:
                     yield bucket, int(seconds) + int(microseconds) / 1e6
+
+    def _some(self) -> range:
+        """``CLOCKS`` buckets, about, of all servers."""
+        return range(0, self._number, max(1, self._number // CLOCKS))
 
     def touch(self, bucket: int, nonces: Collection[bytes]) -> Request:
         """A request that marks chunks as used, the first as the newest."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from kvstore.tiers.redis.format.chunk import ChunkHeader
 from kvstore.tiers.redis.format.new_chunk import NewChunk
 from kvstore.tiers.redis.net.resp import Buffer, ServerError
 from kvstore.tiers.redis.net.server import Request
-from kvstore.tiers.tier import PageBytes, PageWrite
+from kvstore.tiers.tier import Claim, PageBytes, PageWrite
 
 _TELLING_BYTES = 256 << 10
 """A store of less says nothing about the network's speed."""
@@ -30,8 +30,8 @@ class Admitted(NamedTuple):
     """They are in Redis, with all their bytes."""
     evicted: list[EvictedChunk]
     """For them."""
-    claimed: dict[bytes, float]
-    """Others are sending these: the names of their claims, and for how many seconds they may at the most."""
+    claims: list[Claim]
+    """Others are sending these."""
 
 
 class ChunkWriter:
@@ -70,17 +70,18 @@ class ChunkWriter:
         bucket = self._buckets.share_of(namespace).bucket_of(pages[0].key)
         return NewChunk(bucket, header, header.encode(), payloads, merged)
 
-    def admit(self, chunks: Sequence[NewChunk], deadline: float, *, again: bool = False) -> Admitted:
+    def admit(self, chunks: Sequence[NewChunk], deadline: float, looked: Collection[bytes] = ()) -> Admitted:
         """Write chunks: first each is admitted, or is another writer's to send; then bytes are sent of those that were.
-        Both are one request to each server. ``again``: not the first attempt."""
+        Both are one request to each server. ``looked``: pages that were looked for since another's claim ended."""
         trims = self._buckets.trims({chunk.header.namespace for chunk in chunks})
-        requests = [request for _, request in trims] + [self._buckets.admission(chunk, again=again) for chunk in chunks]
+        admissions = [self._buckets.admission(chunk, again=chunk.keys[0] in looked) for chunk in chunks]
+        requests = [request for _, request in trims] + admissions
         changed = {chunk.bucket for chunk in chunks}.union(bucket for bucket, _ in trims)
         replies = self._buckets.change(requests, changed, deadline, writing=True)
         trimmed = zip(trims, replies[: len(trims)], strict=True)
         evicted = [gone for (bucket, _), reply in trimmed for gone in evicted_by(bucket, reply)]
         places: dict[bytes, NewChunk] = {}
-        claimed: dict[bytes, float] = {}
+        claims: list[Claim] = []
         failed = 0
         for chunk, reply in zip(chunks, replies[len(trims) :], strict=True):
             match reply:
@@ -88,13 +89,14 @@ class ChunkWriter:
                     places[chunk.header.nonce] = chunk
                     evicted += evicted_by(chunk.bucket, gone)
                 case [2, int() as left_ms]:
-                    claimed[key_names.claim_name(chunk.bucket, chunk.claim)] = left_ms / 1000
+                    name = key_names.claim_name(chunk.bucket, chunk.claim)
+                    claims.append(Claim(name, left_ms / 1000, chunk.keys))
             failed += isinstance(reply, ServerError)
         for lost in evicted:
             places.pop(lost.nonce, None)
         whole, refused = self._send(list(places.values()), deadline)
         self._counts.add(errors=failed + refused, evicted=sum(gone.pages for gone in evicted))
-        return Admitted(whole, evicted, claimed)
+        return Admitted(whole, evicted, claims)
 
     def _send(self, chunks: Sequence[NewChunk], deadline: float) -> tuple[list[NewChunk], int]:
         """Put the bytes of chunks in their places. Returns those that are whole now, and how many a server refused."""

@@ -56,7 +56,11 @@ class Expirer:
                 there.
         """
         end = time.monotonic() + _LONGEST
-        idle = dict(self._buckets.idle_seconds(namespace, self._context.timeout))
+        idle: dict[int, float] = {}
+        for bucket, said in self._buckets.idle_seconds(namespace, self._context.timeout):
+            if said < seconds:  # whatever the clocks did: it looks unused for longer than it is, if at all
+                return False
+            idle[bucket] = said
         self.look_at_clocks()
         if any(self._clocks.idle(each, time.monotonic()) < seconds for each in idle.values()):
             return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from kvstore.errors import ConfigError, InvalidRequestError, ResourceError
 from kvstore.events.ring import EventRing
@@ -29,7 +29,7 @@ from kvstore.tiers.redis.net.topology import Topology
 from kvstore.tiers.redis.reader import Reader
 from kvstore.tiers.redis.remover import Remover
 from kvstore.tiers.redis.writer import Writer
-from kvstore.tiers.tier import KEY_BYTES, PageBytes, PageWrite, Peer, TierStatistics
+from kvstore.tiers.tier import KEY_BYTES, Offered, PageBytes, PageWrite, Peer, TierStatistics
 from kvstore.units import format_size
 
 _log = logging.getLogger(__name__)
@@ -192,14 +192,30 @@ class RedisTier:
         Raises:
             InvalidRequestError: a key does not have 64 bytes; nothing was stored.
         """
-        for page in pages:
-            if len(page.key) != KEY_BYTES:
-                raise InvalidRequestError(f"a page key has {len(page.key)} bytes, it must have {KEY_BYTES}")
+        _check_keys(pages)
         here = self._writer.write(pages)
-        self._events.stored(
-            self.name, ((page.key, page.parent) for page, stored in zip(pages, here, strict=True) if stored)
-        )
+        self._tell_stored(pages, here)
         return here
+
+    def offer(self, pages: Sequence[PageWrite], looked: Collection[bytes] = ()) -> Offered:
+        """As :meth:`write`, but what another node is sending is not waited for; see
+        :class:`kvstore.tiers.tier.ClaimedTier`.
+
+        Raises:
+            InvalidRequestError: a key does not have 64 bytes; nothing was stored.
+        """
+        _check_keys(pages)
+        offered = self._writer.offer(pages, looked)
+        self._tell_stored(pages, offered.here)
+        return offered
+
+    def ended(self, claims: Sequence[bytes]) -> list[bool]:
+        """Which claims have ended, as far as servers tell by the deadline of a read."""
+        return self._writer.ended(claims)
+
+    def _tell_stored(self, pages: Sequence[PageWrite], here: Sequence[bool]) -> None:
+        stored = ((page.key, page.parent) for page, done in zip(pages, here, strict=True) if done)
+        self._events.stored(self.name, stored)
 
     def read(self, keys: Sequence[bytes], into: Sequence[PageBytes]) -> list[int | None]:
         """Read pages into the arrays given, each of its page's exact length, straight from the sockets.
@@ -336,6 +352,12 @@ class RedisTier:
         self._refresher.close()
         self._topology.close()
         self._counts.detach()
+
+
+def _check_keys(pages: Sequence[PageWrite]) -> None:
+    for page in pages:
+        if len(page.key) != KEY_BYTES:
+            raise InvalidRequestError(f"a page key has {len(page.key)} bytes, it must have {KEY_BYTES}")
 
 
 def _check_limit(limit_bytes: int) -> None:

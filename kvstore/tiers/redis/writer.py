@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from kvstore.hashing import HASH_BYTES
@@ -19,12 +19,10 @@ from kvstore.tiers.redis.format.new_chunk import NewChunk
 from kvstore.tiers.redis.format.planning import NewPage, cut_smaller, plan_chunks, positions
 from kvstore.tiers.redis.net.resp import ServerError
 from kvstore.tiers.redis.net.server import Request, batches
-from kvstore.tiers.tier import PageWrite
+from kvstore.tiers.tier import CLAIM_PAUSE, LONGEST_CLAIM_PAUSE, Claim, Offered, PageWrite
 
 _ATTEMPTS = 4
 """To write what others had claimed, and did not send in time."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
-"""Seconds between two looks at what others are sending."""
 
 
 class _Seen(NamedTuple):
@@ -40,6 +38,21 @@ class _Seen(NamedTuple):
     """Pages of which no server would tell."""
 
 
+class _Known(NamedTuple):
+    """What became of pages so far."""
+
+    here: dict[bytes, set[bytes]]
+    """Keys of pages, by their chunks' nonces."""
+    others: set[bytes]
+    """Keys of pages that somebody else stored meanwhile."""
+    evicted: set[bytes]
+    """Keys of pages that were here during the call."""
+
+    def all_here(self) -> set[bytes]:
+        """The keys of what is here."""
+        return self.others.union(*self.here.values())
+
+
 class Writer:
     """Safe for threads, and for several nodes at once."""
 
@@ -53,53 +66,63 @@ class Writer:
         self._compaction = compaction
 
     def write(self, pages: Sequence[PageWrite]) -> list[bool]:
-        """See :meth:`kvstore.tiers.redis.RedisTier.write`."""
-        first = {page.key: page for page in reversed(pages) if len(page.payload)}
-        wanted = [first[key] for key in dict.fromkeys(page.key for page in pages) if key in first]
-        here, evicted = self._write(wanted, first) if wanted else (set(), set())
-        answers = [page.key in here for page in pages]
-        self._counts.add(refused=sum(page.key not in here and page.key not in evicted for page in pages))
-        return answers
-
-    def _write(self, wanted: Sequence[PageWrite], first: Mapping[bytes, PageWrite]) -> tuple[set[bytes], set[bytes]]:
-        """Store what is not here. Returns the keys of what is here now, and of what was here during the call.
+        """See :meth:`kvstore.tiers.redis.RedisTier.write`.
 
         What others are sending is waited for, and sent in the end if they did not.
         """
-        here: dict[bytes, set[bytes]] = {}
-        others: set[bytes] = set()
-        evicted: set[bytes] = set()
-        left = wanted
+        first, left = _each_once(pages)
+        known = _Known({}, set(), set())
+        looked: frozenset[bytes] = frozenset()
         for attempt in range(_ATTEMPTS):
-            claimed = self._write_unclaimed(left, first, here, others, evicted, again=attempt > 0)
-            if not claimed or attempt == _ATTEMPTS - 1 or not self._wait_for(claimed):
+            claims = self._write_unclaimed(left, first, known, looked) if left else []
+            if not claims or attempt == _ATTEMPTS - 1:
                 break
-            known = others.union(*here.values())
-            left = [page for page in left if page.key not in known]
-        return others.union(*here.values()), evicted
+            self._wait_for(claims)
+            here = known.all_here()
+            left = [page for page in left if page.key not in here]
+            looked = frozenset(page.key for page in left)
+        return self._answers(pages, known)
+
+    def offer(self, pages: Sequence[PageWrite], looked: Collection[bytes]) -> Offered:
+        """See :meth:`kvstore.tiers.redis.RedisTier.offer`."""
+        first, wanted = _each_once(pages)
+        known = _Known({}, set(), set())
+        claims = self._write_unclaimed(wanted, first, known, looked) if wanted else []
+        here = known.all_here()
+        claims = [claim._replace(keys=[key for key in claim.keys if key not in here]) for claim in claims]
+        return Offered(self._answers(pages, known, {key for claim in claims for key in claim.keys}), claims)
+
+    def ended(self, claims: Sequence[bytes]) -> list[bool]:
+        """See :meth:`kvstore.tiers.redis.RedisTier.ended`."""
+        asked = [Request(self._topology.slot(name), [b"GET", name]) for name in claims]
+        return [holder in (None, b"") for holder in self._topology.exchange(asked, self._context.deadline())]
+
+    def _answers(self, pages: Sequence[PageWrite], known: _Known, awaited: Collection[bytes] = ()) -> list[bool]:
+        here = known.all_here()
+        answers = [page.key in here for page in pages]
+        unsaid = [page.key for page, stored in zip(pages, answers, strict=True) if not stored]
+        self._counts.add(refused=sum(key not in known.evicted and key not in awaited for key in unsaid))
+        return answers
 
     def _write_unclaimed(
-        self,
-        wanted: Sequence[PageWrite],
-        first: Mapping[bytes, PageWrite],
-        here: dict[bytes, set[bytes]],
-        others: set[bytes],
-        evicted: set[bytes],
-        *,
-        again: bool,
-    ) -> dict[bytes, float]:
-        """Store what is not here, unless others are sending it; what is known of each page goes into the last three.
+        self, wanted: Sequence[PageWrite], first: Mapping[bytes, PageWrite], known: _Known, looked: Collection[bytes]
+    ) -> list[Claim]:
+        """Store what is not here, unless others are sending it: that is returned.
 
-        Returns:
-            What others are sending; see :class:`kvstore.tiers.redis.chunk_writer.Admitted`.
+        Args:
+            wanted: pages.
+            first: all pages of the call, by key.
+            known: gets what becomes of each page.
+            looked: the keys of pages that were claimed by others when they were tried before.
         """
+        here, others, evicted = known
         seen = self._look(wanted)
         for nonce, some in seen.here.items():
             here.setdefault(nonce, set()).update(some)
         chunks = self._buckets.fitting(self._build(wanted, seen))
-        claimed: dict[bytes, float] = {}
+        claims: list[Claim] = []
         for batch in batches(chunks, [sum(chunk.header.stored) for chunk in chunks]):
-            gone, elsewhere = self._store(batch, seen.stale, here, claimed, again=again)
+            gone, elsewhere = self._store(batch, seen.stale, here, claims, looked)
             others |= elsewhere
             for chunk in gone:  # what was here at first may have been evicted for the rest of this very call
                 evicted |= here.pop(chunk.nonce, set())
@@ -108,25 +131,20 @@ class Writer:
                 entry = seen.entries.get(new.header.namespace + new.header.parent)
                 for chunk in self._compaction.compact(new, first, entry) if entry is not None else []:
                     evicted |= here.pop(chunk.nonce, set())
-        return claimed
+        return claims
 
-    def _wait_for(self, claimed: Mapping[bytes, float]) -> bool:
-        """Wait until others have ended their claims, or their time is over. False: a server does not say so.
+    def _wait_for(self, claims: Sequence[Claim]) -> None:
+        """Wait until others have ended their claims, or their time is over.
 
         Entries are no sign: those of a chunk's pages are put on several servers, and who sees some sends the rest.
         """
-        end = time.monotonic() + max(claimed.values())
-        missing = list(claimed)
-        pause = _FIRST_PAUSE
+        end = time.monotonic() + max(claim.seconds for claim in claims)
+        missing = [claim.name for claim in claims]
+        pause = CLAIM_PAUSE
         while missing and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, jittered(pause)))  # or all who wait would ask at once
-            pause = min(2 * pause, _LONGEST_PAUSE)
-            asked = [Request(self._topology.slot(name), [b"GET", name]) for name in missing]
-            holders = self._topology.exchange(asked, self._context.deadline())
-            if any(isinstance(holder, ServerError) for holder in holders):
-                return False
-            missing = [name for name, holder in zip(missing, holders, strict=True) if holder]
-        return True
+            pause = min(2 * pause, LONGEST_CLAIM_PAUSE)
+            missing = [name for name, ended in zip(missing, self.ended(missing), strict=True) if not ended]
 
     def _look(self, wanted: Sequence[PageWrite]) -> _Seen:
         """What of some pages is here. It counts as used."""
@@ -172,9 +190,8 @@ class Writer:
         batch: Sequence[NewChunk],
         stale: Mapping[bytes, bytes],
         here: dict[bytes, set[bytes]],
-        claimed: dict[bytes, float],
-        *,
-        again: bool,
+        claims: list[Claim],
+        looked: Collection[bytes],
     ) -> tuple[list[EvictedChunk], set[bytes]]:
         """Write chunks, then the entries of their pages, the first one for a page wins; delete those of evicted ones.
 
@@ -182,15 +199,15 @@ class Writer:
             batch: of chunks.
             stale: what was seen under pages' names, and may be replaced.
             here: gets the pages of each chunk whose entries were put.
-            claimed: gets what others are sending, or placed since this writer looked.
-            again: not the first attempt.
+            claims: gets what others are sending, or placed since this writer looked.
+            looked: see :meth:`_write_unclaimed`.
 
         Returns:
             Which chunks were evicted, and the keys of pages that somebody else stored meanwhile.
         """
         deadline = self._context.deadline()
-        admitted, evicted, sending = self._chunks.admit(batch, deadline, again=again)
-        claimed |= sending
+        admitted, evicted, sending = self._chunks.admit(batch, deadline, looked)
+        claims += sending
         deletions = list(self._entries.deletions(evicted))
         placing = self._entries.placing(admitted, stale)
         requests = [*deletions, *(request for request, _ in placing)]
@@ -217,3 +234,9 @@ class Writer:
         self._counts.add(stored=stored, written_bytes=written_bytes)
         entries, _ = self._entries.find(unplaced, deadline)
         return evicted, {key for key, entry in zip(unplaced, entries, strict=True) if entry is not None}
+
+
+def _each_once(pages: Sequence[PageWrite]) -> tuple[dict[bytes, PageWrite], list[PageWrite]]:
+    """Pages that have bytes, by key, and in their order."""
+    first = {page.key: page for page in reversed(pages) if len(page.payload)}
+    return first, [first[key] for key in dict.fromkeys(page.key for page in pages) if key in first]

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from counting_lock import CountingLock
 from memory_tier import MemoryTier
 from tiny_stores import (
     OpenStore,
@@ -30,6 +31,7 @@ from kvstore.errors import (
     ResourceError,
     UnknownNamespaceError,
 )
+from kvstore.store import removal
 from kvstore.store.leases import NODE
 from kvstore.store.store import Store
 
@@ -167,6 +169,32 @@ def test_a_page_that_is_promoted_while_it_is_dropped_does_not_stay(
     assert store.evict(known.fingerprint, page_hashes([1])) == 1
     assert found_pages(store, known, [1]) == []
     store.check_integrity()
+
+
+def test_who_shares_pages_waits_for_a_part_of_a_clear_alone(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However large a namespace is, the lock that keeps others from writing to a tier is let go between pieces."""
+    monkeypatch.setattr(removal, "_KEYS_AT_ONCE", 3)
+    shared = MemoryTier(name="redis")
+    with Store(Arena(shm / "arena", 64 * FRAME), [], [shm / "arena"], shared) as store:
+        known = store.open_namespace(layout_of("a", FRAME))
+        put_pages(store, known, range(8))
+        while store.write_back.share():
+            pass
+        lock = CountingLock(store.write_back.sharing)
+        removed: list[int] = []
+        remove = shared.remove
+
+        def counted(keys: list[bytes]) -> int:
+            removed.append(len(keys))
+            return int(remove(keys))
+
+        shared.remove = lock.counted("remove", counted)
+        with monkeypatch.context() as counting:
+            counting.setattr(store.write_back, "sharing", lock)
+            assert store.clear(known.fingerprint) == 8
+        assert removed == [3, 3, 2]
+        assert lock.most("remove") == 1
+        assert not shared.pages
 
 
 def test_what_a_tier_could_not_drop_is_said_and_can_be_cleared_again(shm: Path) -> None:

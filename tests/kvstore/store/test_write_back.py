@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -262,6 +263,20 @@ def test_lower_tiers_are_told_what_is_used_in_the_arena(open_store: OpenStore, t
     assert told == [known.fingerprint + each for each in page_hashes([1, 2])]
 
 
+def test_a_prefix_that_was_stored_in_batches_is_not_told_as_used(shm: Path, tier: MemoryTier) -> None:
+    """Its client touches it once more as a whole: in a Cluster that would be a script for each of its new pages."""
+    with Store(Arena(shm / "arena", 64 * FRAME), [], [shm / "arena"], shared=tier) as store:
+        known = store.open_namespace(layout_of("a", FRAME))
+        put_pages(store, known, [1, 2, 3])
+        store.write_back.share()
+        assert store.note_use(known.fingerprint, page_hashes([1, 2, 3]), read=False, missed=0) == 3
+        store.write_back.tell_shared()
+        assert tier.touched == []
+        assert store.note_use(known.fingerprint, page_hashes([1, 2, 3]), read=True, missed=0) == 3
+        store.write_back.tell_shared()
+        assert len(tier.touched) == 3
+
+
 def test_what_the_shared_tier_lost_is_offered_again_when_it_is_used(shm: Path, tier: MemoryTier) -> None:
     with Store(Arena(shm / "arena", 64 * FRAME), [], [shm / "arena"], shared=tier) as store:
         known = store.open_namespace(layout_of("a", FRAME))
@@ -276,3 +291,104 @@ def test_what_the_shared_tier_lost_is_offered_again_when_it_is_used(shm: Path, t
         assert store.write_back.share() == 1
         assert len(tier.pages) == 3
         assert tier.writes[-1] == [known.fingerprint + page_hashes([2])[0]]
+
+
+def put_claimed(
+    store: Store, tier: MemoryTier, numbers: list[int], seconds: float
+) -> tuple[KnownNamespace, list[bytes]]:
+    """Store pages of which another node is sending the first two."""
+    known = store.open_namespace(layout_of("a", FRAME))
+    keys = [known.fingerprint + each for each in page_hashes(numbers)]
+    tier.claimed = dict.fromkeys(keys[:2], seconds)
+    put_pages(store, known, numbers)
+    return known, keys
+
+
+def test_what_another_node_is_sending_keeps_nothing_else_waiting(shm: Path, tier: MemoryTier) -> None:
+    """Its pages are not held meanwhile, nobody who writes or clears waits, and it is offered again when that ended."""
+    with Store(Arena(shm / "arena", 64 * FRAME), [], [shm / "arena"], shared=tier) as store:
+        known, keys = put_claimed(store, tier, [1, 2, 3], 1000.0)
+        assert store.write_back.share() == 3, "one is there, and two are on their way"
+        assert list(tier.pages) == keys[2:]
+        assert store.statistics().counters["unshared"] == 0
+        assert not store.write_back.sharing.locked()
+        put_pages(store, known, [7])
+        assert store.write_back.share() == 1
+        load_pages(store, known, [1, 2])
+        store.write_back.tell_shared()
+        assert store.write_back.share() == 0, "what is waited for is not queued once more"
+        tier.claimed = {}
+        store.write_back.share_all(time.monotonic() + PATIENCE)
+        assert set(tier.pages) >= set(keys)
+        assert tier.looked == set(keys[:2])
+        assert store.statistics().counters["shared"] == 4
+        assert store.statistics().counters["unshared"] == 0
+        store.check_integrity()
+
+
+def test_a_claim_of_a_node_that_died_ends_with_its_time(shm: Path, tier: MemoryTier) -> None:
+    with Store(Arena(shm / "arena", 64 * FRAME), [], [shm / "arena"], shared=tier) as store:
+        _, keys = put_claimed(store, tier, [1, 2], 0.1)
+        assert store.write_back.share() == 2
+        offer = tier.offer
+
+        def once(pages: Any, looked: Any) -> Any:
+            tier.claimed = {}
+            return offer(pages, looked)
+
+        tier.offer = once
+        tier.ended = lambda claims: [False] * len(claims)
+        store.write_back.share_all(time.monotonic() + PATIENCE)
+        assert set(tier.pages) == set(keys)
+
+
+def test_a_look_at_claims_that_fails_is_made_again(shm: Path, tier: MemoryTier) -> None:
+    with Store(Arena(shm / "arena", 64 * FRAME), [], [shm / "arena"], shared=tier) as store:
+        _, keys = put_claimed(store, tier, [1, 2], 1000.0)
+        assert store.write_back.share() == 2
+        ended, tier.ended = tier.ended, raising
+        with pytest.raises(RuntimeError, match="broken"):
+            while True:
+                store.write_back.wait_for_unshared(PATIENCE)
+                store.write_back.look_at_claims()
+        tier.ended, tier.claimed = ended, {}
+        store.write_back.share_all(time.monotonic() + PATIENCE)
+        assert set(tier.pages) == set(keys)
+
+
+def raising(*_: Any) -> Any:
+    raise RuntimeError("broken")
+
+
+def test_a_page_that_leaves_while_another_node_sends_it_is_counted(shm: Path, tier: MemoryTier) -> None:
+    with Store(Arena(shm / "arena", 64 * FRAME), [], [shm / "arena"], shared=tier) as store:
+        known, _ = put_claimed(store, tier, [1, 2], 1000.0)
+        assert store.write_back.share() == 2
+        store.evict(known.fingerprint, page_hashes([1]))
+        tier.claimed = {}
+        store.write_back.share_all(time.monotonic() + PATIENCE)
+        counters = store.statistics().counters
+        assert (counters["shared"], counters["unshared"]) == (1, 1)
+
+
+def test_a_store_that_ends_waits_for_no_other_node(shm: Path, tier: MemoryTier) -> None:
+    with Store(Arena(shm / "arena", 64 * FRAME), [], [shm / "arena"], shared=tier) as store:
+        put_claimed(store, tier, [1, 2, 3], 1000.0)
+    assert len(tier.pages) == 1
+
+
+def test_a_flush_waits_for_what_another_thread_is_sharing(
+    shm: Path, tier: MemoryTier, threads: ThreadPoolExecutor
+) -> None:
+    with Store(Arena(shm / "arena", 64 * FRAME), [], [shm / "arena"], shared=tier) as store:
+        put_pages(store, store.open_namespace(layout_of("a", FRAME)), [1])
+        tier.write_gate.close()
+        sharing = threads.submit(store.write_back.share)
+        tier.write_gate.wait_reached()
+        store.flush(time.monotonic() + 0.05)
+        assert not tier.pages, "it is given up at its deadline"
+        flushing = threads.submit(store.flush)
+        tier.write_gate.open()
+        result_of(flushing)
+        assert len(tier.pages) == 1
+        assert result_of(sharing) == 1

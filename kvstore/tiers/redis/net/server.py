@@ -39,6 +39,9 @@ _log = logging.getLogger(__name__)
 
 MOST_CONNECTIONS = 8
 """Connections to one server; of more callers, readers take turns."""
+IDLE_SECONDS = 30.0
+"""Behind so long without a use a connection is closed, but for one: a thousand nodes have as many connections to each
+server as they need, not as they once needed at the most."""
 BATCH_BYTES = 32 << 20
 """Bytes of pages that are sent, or asked for, under one deadline."""
 BATCH_PAGES = 1024
@@ -101,6 +104,8 @@ class ServerConnection:
     def __init__(self, pool: Any, scripts: Sequence[str], timeout: float) -> None:
         self._pool = pool
         self._redis = pool.get_connection()
+        self.idle_since = 0.0
+        """On the clock of ``time.monotonic``."""
         try:
             self._socket = self._redis._sock  # noqa: SLF001 - redis-py has no public name for it
             register_forked(self)
@@ -216,7 +221,7 @@ class Server:
         self.threads = ServerThreads(MOST_CONNECTIONS, f"kvstore-{name}")
         self._lock = threading.Lock()
         self._idle: list[ServerConnection] = []
-        """Empty while somebody waits."""
+        """Empty while somebody waits. Those that were used last are the last."""
         self._turns: Turns[_Waiter] = Turns()
         self._waiting: set[_Waiter] = set()
         self._connected = 0
@@ -381,7 +386,16 @@ class Server:
                 waiter.connection = connection
                 waiter.woken.notify()
                 return
+        connection.idle_since = time.monotonic()
         self._idle.append(connection)
+
+    def _take_unused(self) -> list[ServerConnection]:
+        """Take out connections that nobody has used for a while, for the caller to close, who holds the lock."""
+        before = time.monotonic() - IDLE_SECONDS
+        unused = [connection for connection in self._idle[:-1] if connection.idle_since <= before]
+        del self._idle[: len(unused)]
+        self._connected -= len(unused)
+        return unused
 
     def _wake_all(self) -> None:
         """Those who wait look what has changed. The caller holds the lock."""
@@ -428,10 +442,15 @@ class Server:
 
     def _put_back(self, connection: ServerConnection) -> None:
         with self._lock:
-            if not self._closed:
+            closed = self._closed
+            unused = []
+            if not closed:
                 self._hand_on(connection)
-                return
-        self._drop(connection)
+                unused = self._take_unused()
+        for each in unused:
+            each.close()
+        if closed:
+            self._drop(connection)
 
     def _drop(self, connection: ServerConnection) -> None:
         connection.close()

@@ -93,16 +93,20 @@ class Topology:
         return replies
 
     def exchange_each(self, arguments: Sequence[bytes], cursors: dict[str, bytes], deadline: float) -> dict[str, Reply]:
-        """Send a command, with a cursor behind its first word, to each server that ``cursors`` names."""
+        """Send a command, with a cursor behind its first word, to each server that ``cursors`` names, all at once."""
         out: dict[str, Reply] = {}
-        for name, cursor in cursors.items():
-            server = self._servers.get(name)
-            if server is not None:
-                try:
-                    command = [arguments[0], cursor, *arguments[1:]]
-                    out[name] = server.exchange([Request(0, command)], deadline, writing=False)[0]
-                except KVStoreError as error:
-                    _log.debug("%s", error)
+
+        def ask(name: str, server: Server) -> None:
+            try:
+                command = [arguments[0], cursors[name], *arguments[1:]]
+                out[name] = server.exchange([Request(0, command)], deadline, writing=False)[0]
+            except KVStoreError as error:
+                _log.debug("%s", error)
+
+        asked = [(name, server) for name in cursors if (server := self._servers.get(name)) is not None]
+        waiting = [server.threads.start(partial(ask, name, server)) for name, server in asked]
+        for task in waiting:
+            task.end(deadline)
         return out
 
     def primaries(self, deadline: float) -> list[str]:

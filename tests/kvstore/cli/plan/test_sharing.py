@@ -50,7 +50,7 @@ def test_each_shard_is_asked_for_the_entries_that_it_has() -> None:
 
 def test_a_prefix_that_all_ask_for_is_asked_of_the_shards_that_have_it() -> None:
     redis = side(64)
-    done, [write] = redis.begin_write(0.0, [(PROMPT[:4], PROMPT[:4])])
+    done, [write], _ = redis.begin_write(0.0, [(PROMPT[:4], PROMPT[:4])])
     assert redis.end_write(done, write) == 4
     before = [shard.thread.bytes for shard in redis.shards]
     for _ in range(100):
@@ -65,21 +65,45 @@ def test_shards_share_what_one_would_do(block: int) -> None:
     sizes = []
     for shards in (1, 6, 64):
         redis = side(shards, block=block, limit=64 << 30)
-        done, [write] = redis.begin_write(0.0, [(PROMPT[:20], PROMPT[:20])])
+        done, [write], _ = redis.begin_write(0.0, [(PROMPT[:20], PROMPT[:20])])
         assert redis.end_write(done, write) == 20
         sizes.append(sum(shard.thread.bytes for shard in redis.shards))
     assert all(size == pytest.approx(sizes[0], rel=0.02) for size in sizes)
 
 
-def test_what_another_node_is_sending_is_waited_for() -> None:
+def test_what_another_node_is_sending_is_offered_again_when_it_has() -> None:
     redis = side(3)
-    done, [first] = redis.begin_write(0.0, [(PROMPT, PROMPT)])
-    later, [second] = redis.begin_write(0.0, [(PROMPT, PROMPT)])
-    assert second.chunks == []
-    assert later > done
+    done, [first], none = redis.begin_write(0.0, [(PROMPT, PROMPT)])
+    told, [second], claims = redis.begin_write(0.0, [(PROMPT, PROMPT)])
+    assert none == []
+    assert (second.blocks, second.chunks) == ([], [])
+    assert [block for claim in claims for block in claim.chunk.blocks] == list(PROMPT)
+    assert told < done
+    assert not any(redis.look_at_claim(done / 2, claim) for claim in claims)
     assert redis.end_write(done, first) == 100
-    assert redis.end_write(later, second) == 100
-    assert redis.begin_write(later, [(PROMPT, PROMPT)])[1][0].chunks == []
+    assert all(redis.look_at_claim(done, claim) for claim in claims)
+    later, [again], none = redis.begin_write(done, [(PROMPT, PROMPT)])
+    assert (again.blocks, again.chunks, none) == (list(PROMPT), [], [])
+    assert redis.end_write(later, again) == 100
+
+
+def test_a_claim_ends_with_the_time_of_a_write() -> None:
+    redis = side(3)
+    redis.begin_write(0.0, [(PROMPT, PROMPT)])
+    _, _, claims = redis.begin_write(0.0, [(PROMPT, PROMPT)])
+    assert not any(redis.look_at_claim(1.9, claim) for claim in claims)
+    assert all(redis.look_at_claim(2.5, claim) for claim in claims)
+    _, [write], none = redis.begin_write(2.5, [(PROMPT, PROMPT)])
+    assert none == []
+    assert sum(len(chunk.blocks) for chunk in write.chunks) == 100
+
+
+def test_what_is_set_aside_is_queued_once_and_taken_first() -> None:
+    sharing = Sharing(1 << 30, PAGE, 1)
+    sharing.set_aside([1, 2])
+    sharing.offer(PROMPT, [1, 3])
+    sharing.put_back(PROMPT, [1, 2])
+    assert sharing.take(range(100)) == ([(PROMPT, [1, 2, 3])], 0)
 
 
 def test_runs_in_a_ring() -> None:

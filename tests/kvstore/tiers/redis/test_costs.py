@@ -79,3 +79,48 @@ def test_the_counts_of_calls(
     hold(costs.lookup(shape, pages), counted.cost(lambda: tier.contains(keys)))
     hold(costs.load(shape), counted.cost(lambda: read_pages(tier, chain)))
     hold(costs.touch(shape), counted.cost(lambda: tier.touch(keys)))
+
+
+@pytest.mark.parametrize(("length", "pages"), SIZES)
+def test_the_counts_of_pages_that_others_are_sending(
+    monkeypatch: pytest.MonkeyPatch, server: RedisServer, open_redis: Open, length: int, pages: int
+) -> None:
+    sender, other = (quiet(open_redis(server.url, LIMIT, refresh=1000.0)) for _ in range(2))
+    chain = prompt(pages, length)
+    shape = costs.shape_of([page.key for page in chain], length, BUCKETS, cluster=False)
+    sender._writer._chunks._send = killed  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="killed"):
+        sender.write(chain)
+    counted = CountedRedis(monkeypatch, [server])
+    claims: list[bytes] = []
+    told = costs.lookup(shape, 0) + sum(costs.agreement(), costs.claimed(shape))
+    hold(told, counted.cost(lambda: claims.extend(claim.name for claim in other.offer(chain).claims)))
+    assert len(claims) == len(shape.chunks)
+    hold(costs.look_at_claims(shape), counted.cost(lambda: other.ended(claims)))
+
+
+def killed(*_: object) -> None:
+    raise RuntimeError("killed")
+
+
+@pytest.mark.parametrize("nodes", [1, 5])
+def test_the_counts_of_what_nodes_ask_by_themselves(
+    monkeypatch: pytest.MonkeyPatch, server: RedisServer, open_redis: Open, nodes: int
+) -> None:
+    """Of 16 buckets one node asks all, and the others their summary."""
+    writer = quiet(open_redis(server.url, LIMIT, refresh=1000.0))
+    for number in range(100):  # chunks of their own: all buckets have some
+        assert writer.write([make_page(number, 50_000)]) == [True]
+    tiers = [quiet(open_redis(server.url, LIMIT, refresh=1000.0)) for _ in range(nodes)]
+    for name in server.client.scan_iter(match="kvstore:summary:*"):
+        server.client.delete(name)
+    counted = CountedRedis(monkeypatch, [server])
+    found = [counted.cost(tier._refresh) for tier in tiers]
+    one = costs.refresh(BUCKETS)
+    assert (found[0].round_trips, found[0].commands) == (one.round_trips, one.commands)
+    every = sum(found, Cost())
+    expected = costs.refresh(BUCKETS, nodes) * nodes
+    assert every.scripts == expected.scripts == 0
+    assert every.commands == pytest.approx(expected.commands, abs=nodes)  # a node's part of what one does is rounded
+    assert every.sent_bytes == pytest.approx(expected.sent_bytes, rel=0.03, abs=128)
+    assert every.received_bytes == pytest.approx(expected.received_bytes, rel=0.03, abs=128)

@@ -22,6 +22,7 @@ from kvstore.errors import ResourceError
 from kvstore.events.ring import EventRing
 from kvstore.store.store import Store
 from kvstore.tiers.redis import RedisTier
+from kvstore.tiers.redis.buckets import CLOCKS
 from kvstore.tiers.redis.net import scripts
 from kvstore.tiers.redis.net.clocks import Clocks
 from kvstore.tiers.redis.net.topology import NO_ANSWER
@@ -75,6 +76,25 @@ def test_what_any_node_has_used_stays_and_the_rest_leaves_whole(
     assert idle.expire(namespace, DAY, NEVER) == 0
     assert all(busy.write(old[:3]))
     assert all(read_pages(idle, old[:3]))
+
+
+def test_a_look_at_what_others_use_asks_few_buckets(server: RedisServer, open_redis: Open) -> None:
+    """Every node looks each minute at what it has not used itself: of 16,384 buckets it need not ask all."""
+    tier = open_redis(server.url, 64 << 30, refresh=1000.0)
+    tier._refresher.close()
+    buckets = tier._buckets._own_number
+    assert buckets > 1500
+    for number in range(1000):  # a chunk for each
+        assert tier.write([make_page_of(1, number, 100)]) == [True]
+    namespace = make_page_of(1, 0, 100).key[:32]
+    server.client.config_resetstat()
+    assert tier.expire(namespace, DAY, NEVER) is None
+    asked = server.client.info("commandstats")["cmdstat_evalsha"]["calls"]
+    assert 0 < asked <= 2 * CLOCKS
+    age([server], 2 * DAY)
+    server.client.config_resetstat()
+    assert tier.expire(namespace, DAY, NEVER) == 1000
+    assert server.client.info("commandstats")["cmdstat_evalsha"]["calls"] >= buckets, "before it goes, all are asked"
 
 
 @KINDS

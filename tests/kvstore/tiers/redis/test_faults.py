@@ -423,7 +423,9 @@ def test_a_newer_format_is_left_alone_with_words(server: RedisServer, open_redis
     for page in PAGES[:5]:  # what this version can't read
         name = b"kvstore:page:" + page.key
         server.client.set(name, b"\x02" + server.client.get(name)[1:])
-    before = {key: server.client.dump(key) for key in server.client.scan_iter() if server.client.type(key) == b"string"}
+    strings = [key for key in server.client.scan_iter() if server.client.type(key) == b"string"]
+    lasting = [key for key in strings if b":claim:" not in key and b":summary:" not in key]  # these end in a moment
+    before = {key: server.client.dump(key) for key in lasting}
     with caplog.at_level("ERROR"):
         later = open_redis(server.url, LIMIT)
         assert later.write(PAGES) == [False] * len(PAGES)

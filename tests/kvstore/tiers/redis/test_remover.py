@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 from faulty_proxy import Proxy
 from made_pages import make_page, read_pages
 from redis_recount import Recount
-from redis_servers import Cluster, RedisServer, hurry
+from redis_servers import Cluster, RedisServer, hurry, servers_of
 
 from kvstore.errors import ResourceError
 from kvstore.tiers.redis import RedisTier
+from kvstore.tiers.redis.net.server import Request
 
 LIMIT = 256 << 20
 Open = Callable[..., RedisTier]
@@ -97,3 +99,28 @@ def test_a_page_that_is_merged_at_that_moment_is_removed(
     found = recount(server, budget=LIMIT)
     found.check_entries()
     assert len(found.chunks) == 1, "it was merged"
+
+
+def test_servers_are_walked_over_side_by_side(
+    cluster: Cluster, open_redis: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None is asked behind another one."""
+    tier = open_redis(cluster.url, LIMIT)
+    pages = [make_page(number, 1000) for number in range(100)]
+    assert all(tier.write(pages))
+    together = threading.Barrier(3)
+    for server in servers_of(tier):
+        monkeypatch.setattr(server, "exchange", met(server.exchange, together))
+    assert sorted(tier.keys(bytes(32))) == sorted(page.key for page in pages)
+
+
+def met(exchange: Callable[..., Any], together: threading.Barrier) -> Callable[..., Any]:
+    """Its first SCAN begins when those of all servers do."""
+    first = iter([True])
+
+    def waiting(requests: Sequence[Request], *arguments: Any, **options: Any) -> Any:
+        if requests[0].arguments[0] == b"SCAN" and next(first, False):
+            together.wait(60.0)
+        return exchange(requests, *arguments, **options)
+
+    return waiting

@@ -7,9 +7,12 @@ import time
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 
-from redis_servers import RedisServer, servers_of
+import pytest
+from made_pages import make_page
+from redis_servers import Cluster, RedisServer, servers_of, wait_until
 
 from kvstore.tiers.redis import RedisTier
+from kvstore.tiers.redis.net import server as server_module
 from kvstore.tiers.redis.net.server import MOST_CONNECTIONS, Request
 from kvstore.tiers.redis.net.threads import ServerThreads
 from kvstore.tiers.tier import READER
@@ -48,6 +51,38 @@ def test_at_its_connections(
     assert not node._waiting
     assert not node._turns
     assert node._connected == MOST_CONNECTIONS == len(node._idle)
+
+
+def test_connections_that_nobody_uses_any_more_are_closed(
+    cluster: Cluster, open_redis: Callable[..., RedisTier], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the servers' own lists: eight at most while many ask, and one when the rush is over."""
+    before = {server.port: len(server.client.client_list()) for server in cluster.primaries()}
+    tier = open_redis(cluster.url, LIMIT, refresh=1000.0)
+    tier._refresher.close()
+
+    def opened() -> list[int]:
+        return [len(server.client.client_list()) - before[server.port] for server in cluster.primaries()]
+
+    pages = [make_page(number, 1000) for number in range(64)]
+    keys = [page.key for page in pages]
+    assert all(tier.write(pages))
+    together = threading.Barrier(3 * MOST_CONNECTIONS)
+
+    def ask(_: int) -> list[bool]:
+        together.wait(PATIENCE)
+        return [here for _ in range(20) for here in tier.contains(keys)]
+
+    with ThreadPoolExecutor(3 * MOST_CONNECTIONS) as threads:
+        assert all(map(all, threads.map(ask, range(3 * MOST_CONNECTIONS))))
+    manager = 1  # redis-py's own, by which it learns where slots are
+    assert all(most <= MOST_CONNECTIONS + manager for most in opened())
+    assert max(opened()) > 1 + manager
+    monkeypatch.setattr(server_module, "IDLE_SECONDS", 0.0)
+    assert all(tier.contains(keys))
+    wait_until(lambda: max(opened()) <= 1 + manager)
+    assert [node._connected for node in servers_of(tier)] == [1, 1, 1]
+    assert all(tier.contains(keys)), "the one that is left serves"
 
 
 def test_whoever_gave_up_is_passed_over(

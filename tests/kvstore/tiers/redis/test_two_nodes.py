@@ -5,15 +5,19 @@ from __future__ import annotations
 import hashlib
 import urllib.parse
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from redis_servers import RedisServer
+from redis_servers import RedisServer, wait_until
 
 import kvstore
 from kvstore import Client, Layout, Namespace
+from kvstore.hashing import checksum_of
+from kvstore.tiers.redis import RedisTier
+from kvstore.tiers.tier import PageWrite
 
 PAGE = 96 << 10
 LAYOUT = Layout(model="shared", block_size=16, page_bytes=PAGE)
@@ -99,6 +103,33 @@ def test_a_prefix_is_put_together_from_disk_and_redis(server: RedisServer, open_
     assert load(theirs, PROMPT) == len(PROMPT)
 
 
+def test_a_hot_prefix_crosses_the_wire_once_a_node(
+    server: RedisServer, open_node: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many requests of four nodes, at once and again: each keeps it in its arena behind the first of them."""
+    for deadline in ("lookup_timeout", "timeout"):  # however slow the machine is
+        monkeypatch.setitem(RedisTier.__init__.__kwdefaults__, deadline, 60.0)
+    first = open_node("first", server.url)
+    store(first.namespace(LAYOUT), PROMPT)
+    first.flush()
+    others = [open_node(f"node{number}", server.url, arena="32MiB") for number in range(4)]
+    theirs = [node.namespace(LAYOUT) for node in others]
+    before = server.client.info("stats")["total_net_output_bytes"]
+
+    def serve(namespace: Namespace) -> bool:
+        return namespace.lookup(PROMPT).prefix == load(namespace, PROMPT) == len(PROMPT)
+
+    with ThreadPoolExecutor(16) as threads:
+        assert all(threads.map(serve, theirs * 4))
+    ranges = server.client.info("commandstats")["cmdstat_getrange"]["calls"]
+    assert [counters(node, "redis")["asked"] for node in others] == [len(PROMPT)] * 4
+    assert all(map(serve, theirs * 10))
+    assert server.client.info("commandstats")["cmdstat_getrange"]["calls"] == ranges
+    assert [counters(node, "redis")["asked"] for node in others] == [len(PROMPT)] * 4
+    sent = server.client.info("stats")["total_net_output_bytes"] - before
+    assert 4 * len(PROMPT) * PAGE < sent < 4.3 * len(PROMPT) * PAGE
+
+
 def test_overlapping_prompts_of_two_nodes_share_their_pages(
     server: RedisServer, open_node: Callable[..., Client]
 ) -> None:
@@ -146,6 +177,44 @@ def test_dropped_pages_are_gone_for_every_node(server: RedisServer, open_node: C
     assert all(theirs.lookup(PROMPT).present[4:])
     ours.clear()
     assert not any(theirs.lookup(PROMPT).present)
+
+
+def test_what_a_node_claimed_and_never_sent_holds_up_nothing(
+    server: RedisServer, open_node: Callable[..., Client], open_redis: Callable[..., RedisTier]
+) -> None:
+    """Its claim lasts for ten minutes here: other pages are shared, a namespace is cleared, and the node ends."""
+    dead = open_redis(server.url, refresh=1000.0)
+    dead._buckets._claim_ms = b"600000"
+    dead._writer._chunks._send = killed  # type: ignore[method-assign]
+    claimed = [LAYOUT.fingerprint + block_hash for block_hash in PROMPT[:8]]
+    with pytest.raises(RuntimeError, match="killed"):
+        dead.write([PageWrite(key, checksum_of(page(key[32:])), page(key[32:])) for key in claimed])
+    [claim] = server.client.scan_iter(match="kvstore:*:claim:*")
+    first, second = open_node("first", server.url), open_node("second", server.url)
+    ours = first.namespace(LAYOUT)
+    server.client.config_resetstat()
+    store(ours, PROMPT[:8])
+    wait_until(lambda: server.client.info("commandstats").get("cmdstat_pttl"))
+    later = [hashlib.sha256(b"later %d" % number).digest() for number in range(8)]
+    store(ours, later)
+    theirs = second.namespace(LAYOUT)
+    wait_until(lambda: theirs.lookup(later).prefix == 8)
+    assert load(ours, PROMPT[:8]) == 8
+    assert counters(first, "arena")["unshared"] == 0
+    ours.clear()
+    assert not any(theirs.lookup(later).present)
+    store(first.namespace(LAYOUT), PROMPT[:8])
+    wait_until(lambda: server.client.info("commandstats")["cmdstat_pttl"]["calls"] > 1)
+    first.close()
+    server.client.delete(claim)
+    store(theirs, PROMPT[:8])
+    second.flush()
+    third = open_node("third", server.url)
+    assert load(third.namespace(LAYOUT), PROMPT[:8]) == 8
+
+
+def killed(*_: Any) -> Any:
+    raise RuntimeError("killed")
 
 
 def test_pages_that_left_the_arena_before_their_turn_are_counted(
