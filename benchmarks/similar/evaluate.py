@@ -9,7 +9,8 @@ different prompts are.
     python benchmarks/similar/evaluate.py --learn     # writes what the embedding begins with
 
 With --files all of their families are asked (the format is in corpus.py). With --pairs, a JSON object on each line is a
-pair, {"a": "…", "b": "…", "same": true}: prompts that are the same as another are one intent with it.
+pair, {"a": "…", "b": "…", "same": true}: prompts that are the same as another are one intent with it. With --embedding
+and its kin, as a proxy has them, it is another embedding, which begins with no outcomes.
 """
 
 from __future__ import annotations
@@ -27,13 +28,17 @@ sys.path[:0] = [str(Path(__file__).parent), str(ROOT)]
 from corpus import Family, family_of, halves, read_families, read_pairs  # noqa: E402
 from stream import alone, best_threshold, by_entry, by_threshold, requests_of  # noqa: E402
 
+from kvstore.cli import embedding_flags  # noqa: E402
 from kvstore.responses.semantic import lexical  # noqa: E402
 from kvstore.responses.semantic.decision import Experience, Outcome  # noqa: E402
+from kvstore.responses.semantic.guards import Likeness  # noqa: E402
 from kvstore.responses.semantic.tuned import FILE, tuned_outcomes  # noqa: E402
 
-FREER = [Path(__file__).parent / name for name in ("fresh-1.txt", "fresh-2.txt")]
+FREER = [Path(__file__).parent / name for name in ("fresh-1.txt", "fresh-2.txt", "fresh-3.txt")]
 LEARNT = 4
 """Requests for each prompt that is learnt from."""
+OTHERS = 8
+"""Of outcomes of prompts that differ in words, one in so many is kept: each proves little."""
 ASKED = 3000
 
 
@@ -45,7 +50,11 @@ def learn(families: list[Family], first: int) -> list[tuple[int, str, float, boo
         numbers |= dict.fromkeys(prompts, number)
     outcomes: list[Outcome] = []
     by_entry(requests_of(families, LEARNT * len(numbers), 1), lexical.embed, Experience(), -1, 1, told=outcomes.append)
-    return [(numbers[each.entry], each.likeness, round(each.similarity, 3), each.right) for each in outcomes]
+    return [
+        (numbers[each.entry], each.likeness, round(each.similarity, 3), each.right)
+        for place, each in enumerate(outcomes)
+        if each.likeness is Likeness.SAME_WORDS or place % OTHERS == 0
+    ]
 
 
 def main() -> None:
@@ -56,6 +65,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=Path)
     parser.add_argument("--wrong", action="store_true", help="shows prompts that were told a wrong answer")
     parser.add_argument("--learn", action="store_true")
+    embedding_flags.add_to(parser, "--")
     options = parser.parse_args()
     tuned, held_out = halves(read_families())
     if options.learn:
@@ -73,13 +83,15 @@ def main() -> None:
         pairs += [(*pair, False) for family in asked for pair in family.hard_negatives()]
         kinds = Counter(family.kind for family in asked for _ in family.hard_negatives())
         print("hard negatives:", ", ".join(f"{kind} {count}" for kind, count in kinds.most_common()))
-    embed = lru_cache(None)(lexical.embed)
+    embedding = embedding_flags.read(options, "--")
+    embed = lru_cache(None)(embedding.vector)
+    begin = tuned_outcomes if embedding.vectors == "lexical" else tuple
     print(f"{sum(len(family.intents) for family in asked)} intents")
-    print(f"each pair alone:      {alone(pairs, embed, Experience(tuned_outcomes()), options.bound)}")
+    print(f"each pair alone:      {alone(pairs, embed, Experience(begin()), options.bound)}")
     threshold = best_threshold(requests_of(tuned, ASKED, 1), embed, options.bound)
     for seed in range(options.streams):
         requests = requests_of(asked, ASKED, seed)
-        decided = by_entry(requests, embed, Experience(tuned_outcomes()), options.bound, seed)
+        decided = by_entry(requests, embed, Experience(begin()), options.bound, seed)
         print(f"by entry, bound {options.bound:.1%}: {decided}")
         print(f"threshold {threshold:.2f}:       {by_threshold(requests, embed, threshold)}")
         for asked_prompt, told in sorted(set(decided.wrong)) if options.wrong else ():

@@ -58,10 +58,11 @@ class Result:
         return upper_end(len(self.wrong_intents), len(self.hit_intents), 0.975)
 
     def __str__(self) -> str:
+        wrong = self.hits - self.right
         return (
             f"{self.share_of_paraphrases:6.1%} of {len(self.asked_prompts)} paraphrases hit;"
-            f" {self.hits - self.right} of {self.hits} hits wrong; {len(self.wrong_intents)} of"
-            f" {len(self.hit_intents)} intents, at most {self.wrong_at_most:.2%}"
+            f" {wrong} of {self.hits} hits wrong; {len(self.wrong_intents)} of {len(self.hit_intents)} intents,"
+            f" at most {self.wrong_at_most:.2%}"
         )
 
 

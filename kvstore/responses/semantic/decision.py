@@ -16,6 +16,7 @@ All this holds for prompts like those that were checked. Prompts of another kind
 
 from __future__ import annotations
 
+import itertools
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -116,16 +117,18 @@ def prior(outcomes: Sequence[Outcome]) -> npt.NDArray[np.float64]:
         end = bisect_right(ordered, place / (_GRID - 1), key=lambda outcome: outcome.similarity)
         if end > begun:  # else there is nothing new at this similarity
             seen: dict[str, bool] = {}
-            for outcome in reversed(ordered[:end]):
+            for outcome in (ordered[each] for each in range(end - 1, -1, -1)):
                 if outcome.entry not in seen and len(seen) == _NEAREST:
                     break
                 seen[outcome.entry] = seen.get(outcome.entry, True) and outcome.right
             if len(seen) >= _FEWEST:
-                for outcome in ordered[end:]:
+                for outcome in itertools.islice(ordered, end, None):
                     if outcome.entry not in seen and len(seen) >= _FILLED:
                         break
                     seen[outcome.entry] = seen.get(outcome.entry, True) and outcome.right
-            best = max(best, 1 - upper_end(list(seen.values()).count(False), len(seen)))
+            wrong = list(seen.values()).count(False)
+            if 2 * wrong <= len(seen) and seen:  # else nothing is told here
+                best = max(best, 1 - upper_end(wrong, len(seen)))
             begun = end
         reached[place] = best
     return reached

@@ -66,7 +66,8 @@ def compare(left: Reading, right: Reading) -> Comparison:
     if not (left.stems or left.numbers or left.quoted or left.identifiers):
         return Comparison(None)
     small_words_agree = (
-        left.negated == right.negated
+        (len({*left.stems}) > 1 or not _small_words_apart(left, right))
+        and left.negated == right.negated
         and _modals_agree(left, right)
         and left.tense == right.tense
         and _verbs_agree(left, right)
@@ -156,6 +157,11 @@ def _modals_agree(left: Reading, right: Reading) -> bool:
     return {left.modal, right.modal} == {"", "may"} and any(
         each.kind == "asked" and {*each.persons} == {"2"} for each in (left, right)
     )
+
+
+def _small_words_apart(left: Reading, right: Reading) -> set[str]:
+    """What one has and the other has not of small words that ask nothing: there they may be what is asked about."""
+    return {each for each in left.said ^ right.said if each in words.STOPWORDS or "'" in each} - words.ASKING
 
 
 def _agree_with_heading(left: Reading, right: Reading) -> bool:

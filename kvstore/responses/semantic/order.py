@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from kvstore.responses.semantic import vocabulary as words
@@ -59,10 +60,12 @@ def points_alike_in_heading(heading: Reading, sentence: Reading) -> bool:
         heading: as people type it into a search.
         sentence: with the same words of content.
     """
+    if len(heading.units) > 1 and heading.stems != sentence.stems:
+        return False  # how many acres a hectare has is not how many hectares an acre has
     pointed = {word.stem: word.before for word in sentence.content}
     for word in heading.content:
         there = pointed[word.stem]
-        if word.before and word.before != there and not _are_alike(word.before, there, word.stem):
+        if word.before and word.before != there and not (there and _are_alike(word.before, there, word.stem)):
             return False
     given = {word.before for word in heading.content} & words.POINTING
     return not any(
@@ -75,6 +78,7 @@ def _held(left: Reading, right: Reading) -> set[str]:
     """Stems that begin no phrase that may stand elsewhere."""
     owners = [{word.stem for word in each.content if word.before == "'s"} for each in (left, right)]
     held = (owners[0] & owners[1]) - DATE_STEMS  # what belongs to whom
+    held |= {stem for stem, count in Counter(left.stems).items() if count > 1}  # which of them?
     if (
         left.kind == "asked" and left.verb == right.verb == "be"
     ):  # whether Monday is a holiday is not whether one is on it

@@ -31,7 +31,7 @@ _IDENTIFIER = re.compile(
 _CURRENCY = re.compile(r"([$€£¥])\s?(\d[\d.,]*)")
 _TOKEN = re.compile(
     r"@\w+|per-\w+|[^\W\d_]+(?:'[^\W\d_]*)?|\d+(?::\d\d)+|\d+(?:[.,]\d+)*|[%°$€£¥½¼¾]+[CcFf]?"
-    r"|->|::|\?\?|[!?:]?[+*/=<>^#&|~\\]+|-(?=\s?\d)|\((?=[\d(-])|(?<=[\d)])\)|[\[\]{}]|\(\)"
+    r"|->|::|\?\?|[!?:]?[+*/=<>^#&|~\\]+|-(?=\s?\d)|(?<=[\dx)] )[-:](?= [\dz(])|\((?=[\d(-])|(?<=[\d)])\)|[\[\]{}]|\(\)"
 )
 _ACRONYM = re.compile(r"\b[A-Z]{2,5}\b")
 _ORDINAL_END = re.compile(r"(\d+)(?:st|nd|rd|th)\b")
@@ -41,7 +41,7 @@ _GLUED = re.compile(
 )
 _AFTER_GLUED = re.compile(r"(\d \w+)-(?=[a-z])", re.I)
 _BLANKS = re.compile(r"\s+")
-_BOUNDARY = re.compile(r"[,;:.?!]+(?=\s|$)")
+_BOUNDARY = re.compile(r"(?<![\dx)] )[,;:.?!]+(?=\s|$)")
 _YEAR = re.compile(r"1\d{3}|20[012]\d")
 _MARKER = re.compile(r"zz[qi]\w+x")
 _WRITTEN_WITH_MARKS = frozenset(

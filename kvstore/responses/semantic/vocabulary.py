@@ -146,3 +146,8 @@ LIGHT = frozenset(
     " question typ possibl yea text do hav option detail info".split()
 )
 """Stems that say little beside others: what is asked is nearly the same without them."""
+ASKING = frozenset(
+    "a an the of is are am was were be what which who how why when where do does did can could may i you me we one it there"
+    " that this in on for to my your about please with and some any".split()
+)
+"""Small words that ask; the others may be what is asked about, as its and it's."""

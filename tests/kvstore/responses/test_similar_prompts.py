@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from pathlib import Path
 from types import ModuleType
 
@@ -18,6 +19,7 @@ from kvstore.responses.semantic.reading import read_prompt
 from kvstore.responses.semantic.tuned import tuned_outcomes
 
 BOUND = 0.02
+FIRST, SIMILAR, NEGATED = (f"How {word} I reset my password?" for word in ("do", "can", "can't"))
 CORPUS = Path(__file__).parents[3] / "benchmarks/similar"
 SAME, OTHER = Likeness.SAME_WORDS, Likeness.OTHER_WORDS
 
@@ -99,6 +101,16 @@ def test_small_words_that_change_a_question_are_seen(left: str, right: str) -> N
         ("whats the capital of Peru", "What is the capital of Peru?"),
         ("Has Germany invaded Poland?", "Did Germany ever invade Poland?"),
         ("How do I reset my password?", "How do you reset a password?"),
+        ("How tall is Mount Everest?", "height of Mount Everest"),
+        ("What does a liter of milk weigh?", "What is the weight of a liter of milk?"),
+        ('How do you say "good night" in Spanish?', 'Translate "good night" into Spanish'),
+        ("Did Tesla buy SolarCity?", "Was SolarCity bought by Tesla?"),
+        ("My phone won't charge, what can I do?", "What should I do if my phone doesn't charge?"),
+        ("What's the difference between a virus and a bacterium?", "viruses vs bacteria"),
+        ("How do I remove duplicates from a list in Python?", "python list remove duplicates"),
+        ("Is it safe to eat raw eggs?", "eating raw eggs safe"),
+        ("Why do leaves change colour in autumn?", "reason for leaves changing color in the fall"),
+        ("Answer in French: what is photosynthesis?", "What is photosynthesis? Answer in French."),
     ],
 )
 def test_the_same_in_other_small_words_is_the_same(left: str, right: str) -> None:
@@ -117,6 +129,38 @@ def test_the_same_in_other_small_words_is_the_same(left: str, right: str) -> Non
         ("Write a poem for my mother", "Write a poem about my mother"),
         ("What is my name?", "What is your name?"),
         ("", "?"),
+        # what a thing is, is for, does and has
+        ("What is a router?", "What is a router for?"),
+        ("What is an accountant?", "What does an accountant do?"),
+        ("What is a password?", "What is my password?"),
+        # who and whose
+        ("What is my friend's mother's name?", "What is my mother's friend's name?"),
+        ("Should my kid play with my neighbor's dog?", "Should my neighbor's kid play with my dog?"),
+        ("What did Freud's friends think of Jung?", "What did Jung's friends think of Freud?"),
+        ("What do lions eat?", "What eats lions?"),
+        # what a word belongs to
+        ("Do I need a new battery for my phone?", "Do I need a battery for my new phone?"),
+        ("What is the largest city in the country?", "What is the city in the largest country?"),
+        ("Why do I pay tax when I do not work?", "Why do I not pay tax when I work?"),
+        ("Substitute baking soda for baking powder", "Substitute baking powder for baking soda"),
+        ("How do I get from degrees C to degrees F?", "How do I get from degrees F to degrees C?"),
+        ("hectare in acres", "How many hectares does an acre have?"),
+        ("Is Monday a holiday?", "Is a holiday on Monday?"),
+        # which way, when, how long
+        ("What is the cheapest way to get to the airport?", "How do I get to the airport?"),
+        ("On what date does the sale start?", "At what time does the sale start?"),
+        ("How many people live in Berlin?", "How many people lived in Berlin?"),
+        ("Remind me in 10 minutes", "Remind me for 10 minutes"),
+        ("How do I get here from the station?", "How do I get there from the station?"),
+        # what is asked about is a small word, a sign, an ending
+        ("explain its vs. it's", "explain then vs. than"),
+        ("What does && do in bash?", "What does || do in bash?"),
+        ("What is (2+3)*4?", "What is 2+(3*4)?"),
+        ("1/2 - 1/4", "1/2 : 1/4"),
+        ("What does the is operator do?", "What does the in operator do?"),
+        ("Correct this sentence: she go to school", "Correct this sentence: she goes to school"),
+        ("Why am I bored?", "Why am I boring?"),
+        ("Was kostet das?", "Was kostete das?"),
     ],
 )
 def test_what_may_be_another_question_needs_proof(left: str, right: str) -> None:
@@ -212,3 +256,16 @@ def test_the_bound_is_kept_and_paraphrases_hit_on_the_other_half(corpus: ModuleT
     assert len(result.hit_intents) >= 183  # of fewer, even none that is wrong shows nothing
     assert result.wrong_at_most < BOUND, str(result)
     assert result.share_of_paraphrases >= 0.2, str(result)
+
+
+def test_pairs_of_ones_own_are_intents_and_are_asked_alone(
+    corpus: ModuleType, stream: ModuleType, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.jsonl"
+    pairs = [(FIRST, SIMILAR, True), (SIMILAR, "Steps to reset my password", True), (FIRST, NEGATED, False)]
+    file.write_text("\n".join(json.dumps({"a": a, "b": b, "same": same}) for a, b, same in pairs))
+    assert corpus.read_pairs(file) == pairs
+    family = corpus.family_of(pairs)
+    assert [len(prompts) for prompts in family.intents] == [3, 1]
+    result = stream.alone(pairs, lexical.embed, Experience(tuned_outcomes()), BOUND)
+    assert (result.right, result.same, result.wrong, result.other) == (2, 2, 0, 1)
