@@ -44,7 +44,7 @@ test-compose: $(VENV)/.dev ## two nodes, engines and Redis in containers, and wh
 test-kill: $(VENV)/.dev ## SIGKILL a node a hundred times while it stores
 	KILLS=100 $(BIN)/pytest -m kill --timeout 1800 --hypothesis-profile random
 
-# With limits of 1 GiB and 10 GiB stored by two writers: OBJECTS_LIMIT, OBJECTS_STORED (needs 3 GiB of memory).
+# With limits of 1 GiB and 10 GiB stored by two writers: OBJECTS_LIMIT, OBJECTS_STORED (needs 4 GiB of memory).
 test-objects-kill: $(VENV)/.dev ## SIGKILL writers of object storage a hundred times, and fill two limits many times over
 	KILLS=100 OBJECTS_LIMIT=$(or $(OBJECTS_LIMIT),1073741824) OBJECTS_STORED=$(or $(OBJECTS_STORED),10737418240) \
 		$(BIN)/pytest tests/kvstore/tiers/objects/test_writers.py -n0 --timeout 3600 -k "killed or keep_to_their_limits"
@@ -74,7 +74,7 @@ test-python-core: $(VENV)/.dev ## client, arena and host copies without the nati
 CORE_ROUNDS ?= 200000
 SANITIZED := build/sanitized
 CORE_CC = $(CC) -std=gnu11 -O1 -g -Wall -Wextra -Wno-unknown-warning-option -Wno-tsan -fno-sanitize-recover=all -Ikvstore/core
-CORE_C := kvstore/core/arena.c kvstore/core/runs.c tests/fixtures/core_driver.c
+CORE_C := kvstore/core/arena.c kvstore/core/summary.c kvstore/core/runs.c tests/fixtures/core_driver.c
 test-core-sanitized: $(VENV)/.dev ## the native core under address, undefined and thread sanitizers (needs gcc)
 	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED)
 	$(CORE_CC) -fsanitize=address,undefined $(CORE_C) -pthread -o $(SANITIZED)/driver && $(SANITIZED)/driver $(CORE_ROUNDS)

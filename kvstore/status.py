@@ -95,6 +95,10 @@ class TierStatus:
     pages: int
     counters: Mapping[str, int]
     health: TierHealth = TierHealth()
+    requests: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Object storage: requests since the node started, by class. Empty: another tier, or an older node's."""
+    requests_dollars: float = 0.0
+    """What these cost, about, in US dollars (:mod:`kvstore.tiers.prices`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,23 @@ def read_families(files: list[Path] | None = None) -> list[Family]:
     texts = [path.read_text() for path in (sorted(FILES.glob("intents-*.txt")) if files is None else files)]
     blocks = (block.strip().splitlines() for text in texts for block in text.split("\n\n"))
     return [_family(lines) for lines in blocks if lines]
+
+
+def read_pairs(file: Path) -> list[tuple[str, str, bool]]:
+    """Pairs of a file with a JSON object on each line: ``{"a": "…", "b": "…", "same": true}``."""
+    pairs = [json.loads(line) for line in file.read_text().splitlines() if line.strip()]
+    return [(pair["a"], pair["b"], bool(pair["same"])) for pair in pairs]
+
+
+def family_of(pairs: list[tuple[str, str, bool]]) -> Family:
+    """Intents of pairs: prompts that are the same as another are one intent with it."""
+    intent: dict[str, list[str]] = {}
+    for one, other, same in pairs:
+        first, second = intent.setdefault(one, [one]), intent.setdefault(other, [other])
+        if same and first is not second:
+            first += second
+            intent |= dict.fromkeys(second, first)
+    return Family("pairs", list({id(prompts): prompts for prompts in intent.values()}.values()))
 
 
 def halves(families: list[Family]) -> tuple[list[Family], list[Family]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,25 +19,38 @@ Embed = Callable[[str], npt.NDArray[np.float32]]
 
 @dataclass
 class Result:
-    """Counts of requests, and of intents."""
+    """Counts of requests, of prompts, and of intents."""
 
     paraphrases: int = 0
     """Requests that were not asked before in these words, and whose intent was."""
     hits: int = 0
     right: int = 0
+    asked_prompts: set[str] = field(default_factory=set)
+    """Of those requests."""
+    right_prompts: set[str] = field(default_factory=set)
     hit_intents: set[int] = field(default_factory=set)
     wrong_intents: set[int] = field(default_factory=set)
+    wrong: list[tuple[str, str]] = field(default_factory=list)
+    """What was asked, and what was asked when the answer was computed that it was told."""
 
-    def hit(self, asked: int, told: int) -> None:
+    def paraphrase(self, prompt: str) -> None:
+        self.paraphrases += 1
+        self.asked_prompts.add(prompt)
+
+    def hit(self, asked: int, prompt: str, told: int, told_prompt: str) -> None:
         self.hits += 1
-        self.right += asked == told
         self.hit_intents.add(asked)
-        if asked != told:
+        if asked == told:
+            self.right += 1
+            self.right_prompts.add(prompt)
+        else:
             self.wrong_intents.add(asked)
+            self.wrong.append((prompt, told_prompt))
 
     @property
     def share_of_paraphrases(self) -> float:
-        return self.right / self.paraphrases if self.paraphrases else 0.0
+        """Of different prompts, each once, however often it was asked."""
+        return len(self.right_prompts) / len(self.asked_prompts) if self.asked_prompts else 0.0
 
     @property
     def wrong_at_most(self) -> float:
@@ -46,9 +59,25 @@ class Result:
 
     def __str__(self) -> str:
         return (
-            f"{self.share_of_paraphrases:6.1%} of {self.paraphrases} paraphrases hit; {self.hits - self.right} of"
-            f" {self.hits} hits wrong; {len(self.wrong_intents)} of {len(self.hit_intents)} intents,"
-            f" at most {self.wrong_at_most:.2%}"
+            f"{self.share_of_paraphrases:6.1%} of {len(self.asked_prompts)} paraphrases hit;"
+            f" {self.hits - self.right} of {self.hits} hits wrong; {len(self.wrong_intents)} of"
+            f" {len(self.hit_intents)} intents, at most {self.wrong_at_most:.2%}"
+        )
+
+
+@dataclass
+class Alone:
+    """Counts of pairs."""
+
+    same: int = 0
+    other: int = 0
+    right: int = 0
+    wrong: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.right / max(1, self.same):6.1%} of {self.same} pairs that are the same hit;"
+            f" {self.wrong} of {self.other} that are not"
         )
 
 
@@ -88,10 +117,11 @@ def by_entry(
             continue  # equal: the exact layer answers
         vector = embed(prompt)
         found = group.search(prompt, vector, experience).found
-        result.paraphrases += intent in seen
+        if intent in seen:
+            result.paraphrase(prompt)
         hit = found is not None and found.wrong <= bound
         if found is not None and hit:
-            result.hit(intent, kept[found.entry])
+            result.hit(intent, prompt, kept[found.entry], found.entry)
         if found is not None and (not hit or dice.random() < shadow):
             outcome = Outcome(found.entry, found.likeness, found.similarity, kept[found.entry] == intent)
             experience.add(outcome)
@@ -114,12 +144,14 @@ def by_threshold(requests: list[tuple[int, str]], embed: Embed, threshold: float
         if prompt in kept:
             continue
         vector = embed(prompt)
-        result.paraphrases += intent in kept.values()
+        if intent in kept.values():
+            result.paraphrase(prompt)
         if vectors:
             similarities = np.asarray(vectors) @ vector
             best = int(similarities.argmax())
             if similarities[best] >= threshold:
-                result.hit(intent, list(kept.values())[best])
+                told = list(kept)[best]
+                result.hit(intent, prompt, kept[told], told)
                 continue
         kept[prompt] = intent
         vectors.append(vector)
@@ -133,3 +165,25 @@ def best_threshold(requests: list[tuple[int, str]], embed: Embed, bound: float) 
         if result.hits and len(result.wrong_intents) <= bound * len(result.hit_intents):
             return float(threshold)
     return 1.01
+
+
+def alone(pairs: Iterable[tuple[str, str, bool]], embed: Embed, experience: Experience, bound: float) -> Alone:
+    """Each pair by itself: what the second prompt is told where the first alone is kept, and nothing is learnt.
+
+    Args:
+        pairs: two prompts, and whether they have one answer.
+        embed: the embedder.
+        experience: what is known.
+        bound: of false hits.
+    """
+    result = Alone()
+    for kept, asked, same in pairs:
+        group = Group()
+        group.add(kept, kept, embed(kept))
+        found = group.search(asked, embed(asked), experience).found
+        hit = found is not None and found.wrong <= bound
+        result.same += same
+        result.other += not same
+        result.right += hit and same
+        result.wrong += hit and not same
+    return result

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ _SETTINGS = (
 )
 """Of SGLang's server arguments those that change numbers, or the bytes that they are written as."""
 
-_OTHER_WEIGHTS = (
+OTHER_WEIGHTS = (
     "checkpoint_engine_wait_weights_before_ready",
     "weight_cache_mode",
     "kt_weight_path",
@@ -52,6 +52,9 @@ _OTHER_WEIGHTS = (
 """Of SGLang's server arguments those with which the model is not, or not only, what its folder says."""
 _OTHER_FORMATS = ("dummy", "remote", "remote_instance", "rdma", "ipc_cache", "private")
 """Of its load formats those that take the weights from elsewhere, or make them up."""
+
+_DRAFT_ADAPTER = "__uno_draft__"
+"""What SGLang calls the adapter with which a model drafts for itself."""
 
 _SHAPE = (
     "layout",
@@ -93,7 +96,7 @@ def model_of(arguments: Any) -> Model:
     Raises:
         ResourceError: weights that are in no folder on this machine, or can't be read.
     """
-    _check_folder_decides(arguments)
+    check_folder_decides(arguments)
     path, download_dir = str(arguments.model_path), arguments.download_dir
     settings = {name: str(getattr(arguments, name, None)) for name in _SETTINGS}
     folder = weights_folder(path, arguments.revision, download_dir)
@@ -117,8 +120,16 @@ def model_of(arguments: Any) -> Model:
     return Model.describe(path, folders, config, settings)
 
 
-def _check_folder_decides(arguments: Any) -> None:
-    for name in _OTHER_WEIGHTS:
+def check_folder_decides(arguments: Any) -> None:
+    """Whether a server's model is what its folder says.
+
+    Args:
+        arguments: SGLang's ``ServerArgs``, or those of them that are known.
+
+    Raises:
+        ResourceError: its weights come from elsewhere.
+    """
+    for name in OTHER_WEIGHTS:
         value = getattr(arguments, name, None)
         if value and value != "off":
             raise ResourceError(f"with {_flag(name)} the model is not what its folder says, got {value!r}")
@@ -137,9 +148,12 @@ def adapters_of(arguments: Any) -> dict[str, str]:
     """The adapters that a server starts with: their paths by their names. Those that are loaded later have an id of
     their own each time."""
     given = getattr(arguments, "lora_paths", None) or []
-    if isinstance(given, Mapping):
-        given = list(given.values())
-    return {str(each.lora_name): str(each.lora_path) for each in given}
+    if getattr(arguments, "enable_lora", None) is False:  # then SGLang ignores them, and leaves them as they were typed
+        given = []
+    adapters = {str(each.lora_name): str(each.lora_path) for each in given}
+    if draft := getattr(arguments, "uno_lora_path", None):
+        adapters[_DRAFT_ADAPTER] = str(draft)
+    return adapters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

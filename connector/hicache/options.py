@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from kvstore.errors import ConfigError
+from kvstore.client.url import parse_url
+from kvstore.errors import ConfigError, InvalidRequestError
 
 FLAG = "hicache-storage-backend-extra-config"
 
@@ -21,6 +22,7 @@ SGLANGS = (
     "prefetch_timeout_base",
     "prefetch_timeout_per_ki_token",
     "hicache_storage_pass_prefix_keys",
+    "tp_lcm_size",
 )
 """Keys beside ours that SGLang reads itself."""
 
@@ -59,4 +61,12 @@ class Options:
                 f"{FLAG}: url {options.url!r}: an embedded store belongs to one process, SGLang's ranks are several;"
                 " start a node with 'kvstore serve' and name its socket"
             )
+        if options.url:
+            try:
+                parse_url(options.url)
+            except InvalidRequestError as error:
+                raise ConfigError(
+                    f"{FLAG}: url must be as unix:///run/kvstore.sock, kv://host:port or kvs://host:port (TLS), got"
+                    f" {options.url!r}"
+                ) from error
         return options

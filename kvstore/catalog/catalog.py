@@ -20,7 +20,7 @@ from kvstore.catalog.eviction_orders import EvictionOrders
 from kvstore.catalog.evictor import Evicted, Evictor
 from kvstore.catalog.key_table import Found, KeyTable
 from kvstore.catalog.order_migration import OrderMigration
-from kvstore.catalog.policies import EvictionPolicy
+from kvstore.catalog.policies import EvictionPolicy, Prospect
 from kvstore.catalog.slabs import Slabs
 from kvstore.catalog.slot_state import Event, Slot, SlotState
 from kvstore.catalog.slot_table import SlotTable
@@ -96,6 +96,12 @@ class Catalog:
     def remembers(self, key: bytes, namespace: int, length: int) -> bool:
         """Whether a page of ``length`` bytes that is not here is known to have left to make room."""
         return self._orders.remembers(key, namespace, frames_for(length))
+
+    def prospects(self, slots: Sequence[Slot]) -> list[Prospect | None]:
+        """What is expected of resident pages; None: nothing is known of one."""
+        if self._to_touch:
+            self._touch_now()
+        return list(map(self._orders.prospect, slots))
 
     @property
     def dirty_pages(self) -> int:

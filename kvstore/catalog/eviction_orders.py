@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from kvstore.catalog.policies import EvictionPolicy
+from kvstore.catalog.policies import EvictionPolicy, Prospect
 from kvstore.catalog.policies.deferred import Deferred
 from kvstore.catalog.slot_state import Slot
 from kvstore.catalog.slot_table import SlotTable
@@ -137,6 +137,10 @@ class EvictionOrders:
         """Whether a page with slots of this size is known to have left to make room."""
         order = self._orders.get(frames, {}).get(namespace if namespace in self._own else 0)
         return order is not None and order.policy.remembers(key)
+
+    def prospect(self, slot: Slot) -> Prospect | None:
+        """What is expected of a resident page; None: nothing is known of it, as of one that may not leave now."""
+        return self._of(slot).policy.prospect(self._slots.rank[slot]) if self._slots.may_leave(slot) else None
 
     def touch(self, slots: Sequence[Slot]) -> None:
         """Pages of a prefix were stored or are wanted, head first."""

@@ -137,6 +137,9 @@ def _print_status(status: Status) -> None:
         sizes = (format_size(tier.used_bytes), format_size(tier.limit_bytes), f"{tier.pages:,}")
         table.add_row(tier.name, *sizes, *counters)
     print_table(table)
+    for tier in status.tiers:
+        if tier.requests:
+            print_line(_requests(tier))
     for trouble in status.troubles():
         print_line(shown(trouble))
     if status.connected:
@@ -167,6 +170,12 @@ def _lookups(lookups: LookupTotals) -> str:
     tiers = {tier: getattr(lookups, tier) for tier in TIER_NAMES if tier}
     where = ", ".join(f"{tier} {pages:,}" for tier, pages in tiers.items() if pages)
     return f"{_count(lookups.asked, 'page')} asked, {_hits(lookups)}" + (f": {where}" if where else "")
+
+
+def _requests(tier: TierStatus) -> str:
+    """What was asked of object storage, and what that costs."""
+    asked = ", ".join(f"{count:,} {request}" for request, count in tier.requests.items())
+    return f"requests to {tier.name}: {asked}; about {tier.requests_dollars:.2f} USD at S3's prices"
 
 
 def _hits(lookups: LookupTotals) -> str:

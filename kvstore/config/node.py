@@ -277,8 +277,9 @@ class NodeConfig:
     objects_admit: str = declared(
         "used",
         TEXT,
-        "which pages go to object storage: `used`, those that were used again after they were stored; `all`",
-        flag=Flag("used|all", "which pages go to object storage: used again, or all (default: {default})"),
+        "which pages go to object storage: `used`, those that were read and are [likely to be wanted once"
+        " more](#object-storage); `all`",
+        flag=Flag("used|all", "to object storage go pages likely to be read again, or all (default: {default})"),
     )
     objects_write_limit: int = declared(
         0,

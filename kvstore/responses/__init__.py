@@ -19,6 +19,7 @@ from kvstore.responses.cache import Answered, ResponseCache
 from kvstore.responses.open import open_store
 from kvstore.responses.policy import Caller
 from kvstore.responses.sealing import Sealing
+from kvstore.responses.similar import Similar
 from kvstore.responses.store import Limits
 
-__all__ = ["ResponseCache", "Answered", "Caller", "Limits", "Sealing", "open_store"]
+__all__ = ["ResponseCache", "Answered", "Caller", "Limits", "Sealing", "Similar", "open_store"]

@@ -84,7 +84,10 @@ def explain_similar(
     remembered.read(place)
     search = remembered.search(place, prompt.text, vector)
     if not search.candidates:
-        return Explanation("", "no prompt is kept that has everything else in common with it")
+        embedding = how.vectors.split(" ")[0]  # of a folder, its digest follows
+        return Explanation(
+            "", f"no prompt is kept that has everything else in common with it, by the embedding {embedding}"
+        )
     found = search.found
     order = sorted(search.candidates, key=lambda each: found is None or each.found != found)[:_MOST]
     kept = {each.entry: _asked(store, sealing, each.entry) for each in order}

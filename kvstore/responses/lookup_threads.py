@@ -52,7 +52,8 @@ class LookupThreads:
         self._under_way += 1
         working = asyncio.get_running_loop().run_in_executor(self._pool, work)
         working.add_done_callback(done)
-        return await asyncio.wait_for(asyncio.shield(working), self._deadline)
+        async with asyncio.timeout(self._deadline):
+            return await asyncio.shield(working)
 
     def close(self) -> None:
         """Wait for the work that has begun. It blocks."""

@@ -2,7 +2,8 @@
 
 Large objects cost as much to write as small ones, so pages wait until there are enough for a pack, or the oldest has
 waited for :data:`LONGEST_WAIT`. They wait where they are, in the arena, held by nobody: one that leaves it meanwhile is
-counted as ``unarchived``. A page that was used again is worth its place there; or all of them are (``everything``).
+counted as ``unarchived``. A page that was read is worth its place there if eviction expects enough of it
+(:func:`is_worth`); or all of them are (``everything``).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from kvstore.catalog.policies import Prospect
 from kvstore.catalog.slot_state import Slot
 from kvstore.store.held_pages import writes_of
 from kvstore.store.share_queue import ShareQueue
@@ -23,6 +25,19 @@ BATCH_BYTES = 32 << 20
 _BATCH_PAGES = 1 << 13
 _MOST_WAITING = 1 << 17
 _MOST_USED = 1 << 16
+_PAGES_A_STEP = 512
+"""Pages that are judged at once, under the store's lock."""
+_OFTEN = 0.25
+
+
+def is_worth(prospect: Prospect | None) -> bool:
+    """Whether a page that was read is worth its place in object storage: pages like it are wanted again every fourth
+    time at least, or half as often as pages on the whole.
+
+    Args:
+        prospect: what eviction expects of it; None: nothing is known.
+    """
+    return prospect is None or prospect.odds >= min(_OFTEN, prospect.mean / 2)
 
 
 class Archive:
@@ -30,7 +45,7 @@ class Archive:
 
     Args:
         state: of the store.
-        everything: whether each page that is stored goes there, not only those that were used again.
+        everything: whether each page that is stored goes there, not only those that are worth it.
         clock: seconds that only grow.
     """
 
@@ -76,10 +91,12 @@ class Archive:
             if not used:
                 return
             there = self._tier.touch(list(used))
-            worth = zip(used.items(), there, strict=True)
-            missing = [key for (key, read), here in worth if not here and (read or self._everything)]
-            with self._lock:
-                self._enqueue(self._catalog.find_here(missing))
+            wanted = zip(used.items(), there, strict=True)
+            missing = [key for (key, read), here in wanted if not here and (read or self._everything)]
+            for at in range(0, len(missing), _PAGES_A_STEP):
+                with self._lock:
+                    slots = self._catalog.find_here(missing[at : at + _PAGES_A_STEP])
+                    self._enqueue(slots if self._everything else self._worth(slots))
 
     def is_due(self) -> bool:
         """Whether enough pages wait, or one waits for long enough."""
@@ -141,6 +158,10 @@ class Archive:
             self.write()
             with self._lock:
                 left -= max(before - len(self._queue), 1)
+
+    def _worth(self, slots: Sequence[Slot]) -> list[Slot]:
+        prospects = zip(slots, self._catalog.prospects(slots), strict=True)
+        return [slot for slot, prospect in prospects if is_worth(prospect)]
 
     def _is_due(self) -> bool:
         if not self._queue:

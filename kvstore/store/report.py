@@ -18,6 +18,7 @@ from kvstore.status import (
     kvstore_version,
 )
 from kvstore.store.store import Store
+from kvstore.tiers.prices import dollars_of
 
 
 def status_of(
@@ -39,7 +40,10 @@ def status_of(
     for name, tier in statistics.lower_tiers.items():
         counters = dataclasses.asdict(tier)
         used, limit, pages = (counters.pop(gauge) for gauge in ("used_bytes", "limit_bytes", "pages"))
-        lower.append(TierStatus(name, used, limit, pages, counters, healths[name]))
+        objects = store.lower_tiers.objects
+        requests = objects.traffic().requests if objects is not None and objects.name == name else {}
+        dollars = sum(dollars_of(requests).values())
+        lower.append(TierStatus(name, used, limit, pages, counters, healths[name], requests, dollars))
     return Status(
         version=kvstore_version(),
         instance=instance,

@@ -73,7 +73,7 @@ class Store:
         namespace_directories: where the register of namespaces is kept, the arena's folder first.
         shared: the tier that several nodes share; closed with the store.
         objects: the object tier; closed with the store.
-        archive_all: whether every page goes to the object tier, not only those that were used again.
+        archive_all: whether every page goes to the object tier, not only those that are worth it.
         rules: of namespaces: quotas, durability, and how long nobody may use them; the first that matches counts.
         small_files: replaces the registers in ``namespace_directories``.
         life: seconds after which a namespace that nobody uses is dropped, unless its rule says otherwise; 0: never.

@@ -324,8 +324,15 @@ class TierHealth(_message.Message):
     def __init__(self, state: _Optional[_Union[TierState, str]] = ..., since: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class TierStatus(_message.Message):
-    __slots__ = ("name", "used_bytes", "limit_bytes", "pages", "counters", "health")
+    __slots__ = ("name", "used_bytes", "limit_bytes", "pages", "counters", "health", "requests", "requests_dollars")
     class CountersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class RequestsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -338,13 +345,17 @@ class TierStatus(_message.Message):
     PAGES_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     HEALTH_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_DOLLARS_FIELD_NUMBER: _ClassVar[int]
     name: str
     used_bytes: int
     limit_bytes: int
     pages: int
     counters: _containers.ScalarMap[str, int]
     health: TierHealth
-    def __init__(self, name: _Optional[str] = ..., used_bytes: _Optional[int] = ..., limit_bytes: _Optional[int] = ..., pages: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., health: _Optional[_Union[TierHealth, _Mapping]] = ...) -> None: ...
+    requests: _containers.ScalarMap[str, int]
+    requests_dollars: float
+    def __init__(self, name: _Optional[str] = ..., used_bytes: _Optional[int] = ..., limit_bytes: _Optional[int] = ..., pages: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., health: _Optional[_Union[TierHealth, _Mapping]] = ..., requests: _Optional[_Mapping[str, int]] = ..., requests_dollars: _Optional[float] = ...) -> None: ...
 
 class NamespaceStatus(_message.Message):
     __slots__ = ("name", "fingerprint", "page_bytes", "arena_pages", "used_bytes", "quota_bytes", "durability", "pinned_pages", "layout", "age_seconds", "idle_seconds", "labels", "counters")

@@ -240,7 +240,7 @@ class ServerProcess:
                 raise ServerError(f"{method} {path}: status {status}: {text}\n{self.tail()}")
             time.sleep(0.2)
 
-    def wait_stored(self, tokens: Sequence[int], stored: int, seconds: float = 60.0) -> Answer:
+    def wait_stored(self, tokens: Sequence[int], stored: int, seconds: float = 60.0, **fields: Any) -> Answer:
         """Flush and ask until so many tokens come from the storage: a backend leaves a node alone for a while that was
         gone, and until its weights are read everything is a miss.
 
@@ -250,7 +250,7 @@ class ServerProcess:
         end = time.monotonic() + seconds
         while True:
             self.flush()
-            answer = self.answer(tokens)
+            answer = self.answer(tokens, **fields)
             if answer.stored == stored:
                 return answer
             if time.monotonic() > end:

@@ -24,6 +24,8 @@ TWO_RANKS: dict[str, Any] = {"tensor_parallel_size": 2, "in_process": False}
 """An engine of two tensor-parallel workers, each a process of its own."""
 PATIENT = {"lookup_budget_ms": 60_000, "load_deadline_ms": 60_000, "store_deadline_ms": 60_000}
 """Settings with which every hit is found, and every page loaded and stored, however busy the machine is."""
+STORE_SECONDS = 120.0
+"""For how long blocks may be held until they are stored, or given up: longer than the most patient setting."""
 READ_AT_IMPORT = ("VLLM_", "PYTHON")
 """Beginnings of the names of variables that vLLM, or Python, may read before an engine is made."""
 START_SECONDS = 400.0
@@ -246,13 +248,14 @@ class EngineProcess:
         )
         return Answers(answers, result["counters"])
 
-    def drain(self, seconds: float = 30.0) -> None:
+    def drain(self) -> None:
         """Step on until the blocks of finished requests have been stored and given back."""
-        assert self._ask({"do": "drain", "seconds": seconds}, seconds + 10), "blocks are still held"
+        assert self._ask({"do": "drain", "seconds": STORE_SECONDS}, STORE_SECONDS + 60), "blocks are still held"
 
     def forget(self, *, connector: bool = False) -> None:
         """Drop the engine's own prefix cache: what is found next comes from kvstore."""
-        assert self._ask({"do": "reset_prefix_cache", "connector": connector}, 60.0), "the prefix cache was not reset"
+        command = {"do": "reset_prefix_cache", "connector": connector, "seconds": STORE_SECONDS}
+        assert self._ask(command, STORE_SECONDS + 60), "the prefix cache was not reset"
 
     def state(self) -> dict[str, Any]:
         """Requests that the scheduler knows, blocks in use, and so on (``engine_child.py``)."""

@@ -189,7 +189,7 @@ class _Driver:
             time.sleep(0.001)
         return True
 
-    def reset_prefix_cache(self, connector: bool = False, seconds: float = 30.0) -> bool:
+    def reset_prefix_cache(self, seconds: float, connector: bool = False) -> bool:
         """Forget the engine's own cached blocks; with ``connector`` tell the connector to do the same. vLLM refuses
         while blocks are in use, as they are while they are stored.
         """
@@ -199,7 +199,9 @@ class _Driver:
                 return False
             if hasattr(self.engine.engine_core, "engine_core"):
                 self.engine.step()
-            time.sleep(0.005)
+                time.sleep(0.005)
+            else:
+                time.sleep(0.05)  # a worker that is asked all the time has none left for its stores
         return True
 
     def state(self) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def start_both(models: Callable[[str], Path], runner: str) -> Iterator[Callable[
 
 @pytest.fixture
 def two_nodes(short_folder: Path, shm_folder: Path) -> Iterator[list[NodeProcess]]:
-    options = {"arena": "32MiB", "disk-limit": "256MiB"}
+    options = {"arena": "4MiB", "disk-limit": "256MiB"}  # half of the pages are on disk alone: their loads take a while
     nodes = []
     for name in ("one", "two"):
         (short_folder / name).mkdir()
@@ -197,7 +197,7 @@ def test_a_file_connector_another_name_a_second_node_and_kills(
     prompts = [prompt(100, seed % 5) + prompt(16 * seed, 100 + seed) for seed in range(12)]
     expected = plain(prompts, max_tokens=20)
     moments = random.Random(1)
-    answered = kills = 0
+    answered = kills = lost = 0
     first_node, second_node = two_nodes
     runs = [(models("llama"), first_node), (renamed, first_node), (renamed, second_node)]
 
@@ -227,17 +227,18 @@ def test_a_file_connector_another_name_a_second_node_and_kills(
             while answered < goal:
                 run = pool.submit(engine.run, prompts, max_tokens=20, concurrency=4)
                 while not run.done():
-                    time.sleep(moments.uniform(0.0, 0.5))
+                    time.sleep(moments.uniform(0.0, moments.choice((0.03, 0.5))))  # most loads are at the beginning
                     node.kill()
                     kills += 1
                     time.sleep(moments.uniform(0.0, 0.2))
                     node.start()
                 checked(run.result())
                 answered += len(prompts)
+                lost += int(run.result().counters.get("vllm:kvstore_pages_not_loaded", 0))
                 engine.forget()
             end = time.monotonic() + 120
             while not checked(engine.run(prompts, max_tokens=20)):  # nobody kills it any more
                 engine.forget()
                 assert time.monotonic() < end, "no hit"
-    print(f"{answered} requests answered rightly, {kills} kills")
+    print(f"{answered} requests answered rightly, {kills} kills, {lost} pages lost in the middle of their load")
     assert answered >= REQUESTS

@@ -1,4 +1,5 @@
-"""Answers to similar prompts before real servers: two proxies, one Redis, a chat model, and an embedding model.
+"""Answers to similar prompts before real servers: two proxies, one Redis, a chat model in two instances, and an
+embedding model.
 
 Both models have random weights. That parts fit together is shown; how good answers and embeddings are is not.
 """
@@ -33,21 +34,20 @@ PATIENCE_MS = 60_000
 
 
 @pytest.fixture
-def servers(models: Callable[[str], Path], tmp_path: Path) -> Iterator[tuple[ServerProcess, ServerProcess]]:
-    """A chat model and an embedding model."""
+def servers(models: Callable[[str], Path], tmp_path: Path) -> Iterator[tuple[ServerProcess, ...]]:
+    """A chat model, for prefill and for decode, and an embedding model."""
     folder = models("chat")
-    chat = ServerProcess(folder, tmp_path / "chat.log", words=True)
-    flags = ("--runner", "pooling", "--convert", "embed")
-    embedding = ServerProcess(folder, tmp_path / "embedding.log", words=True, flags=flags)
+    flags = {"prefill": (), "decode": (), "embedding": ("--runner", "pooling", "--convert", "embed")}
+    started = [ServerProcess(folder, tmp_path / f"{name}.log", words=True, flags=each) for name, each in flags.items()]
     try:
-        for each in (chat, embedding):
+        for each in started:
             each.launch()
-        for each in (chat, embedding):
+        for each in started:
             each.wait_ready()
-        yield chat, embedding
+        yield tuple(started)
     finally:
-        chat.kill()
-        embedding.kill()
+        for each in started:
+            each.kill()
 
 
 @pytest.fixture
@@ -82,16 +82,15 @@ def pairs_by_similarity(embedding: ServerProcess) -> list[tuple[str, str]]:
         return float(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
 
     ordered = sorted(itertools.combinations(PROMPTS, 2), key=similarity)
-    assert similarity(ordered[0]) + 0.02 < similarity(
-        ordered[-1]
-    )  # outcomes tell of what is more similar than they are
+    # Outcomes tell of what is more similar than they are.
+    assert similarity(ordered[0]) + 0.02 < similarity(ordered[-1])
     return ordered
 
 
 def test_similar_prompts_are_found_by_a_served_embedding_and_computed_without_it(
-    servers: tuple[ServerProcess, ServerProcess], redis: RedisServer, tmp_path: Path
+    servers: tuple[ServerProcess, ...], redis: RedisServer, tmp_path: Path
 ) -> None:
-    chat, embedding = servers
+    prefill, decode, embedding = servers
     ordered = pairs_by_similarity(embedding)
     for one, other in ordered:
         assert compare(read_prompt(one), read_prompt(other)).likeness is Likeness.SAME_WORDS
@@ -109,7 +108,7 @@ def test_similar_prompts_are_found_by_a_served_embedding_and_computed_without_it
     proxies: list[ProxyProcess] = []
     try:
         for number in (1, 2):
-            proxies.append(ProxyProcess([chat], [chat], tmp_path / f"proxy{number}.log", None, **flags))
+            proxies.append(ProxyProcess([prefill], [decode], tmp_path / f"proxy{number}.log", None, **flags))
         one, other = proxies
         stored = 0
 
@@ -121,9 +120,7 @@ def test_similar_prompts_are_found_by_a_served_embedding_and_computed_without_it
             wait_until(lambda: sum(metric(each, 'kept_total{outcome="stored"}') for each in proxies) == stored)
             return answer
 
-        for place, proxy in zip(
-            PLACES, itertools.cycle(proxies), strict=False
-        ):  # nothing is known of the embedding yet
+        for place, proxy in zip(PLACES, itertools.cycle(proxies), strict=False):  # nothing is known of the embedding
             for text in ordered[0]:
                 computed(proxy, place, text)
         wait_until(

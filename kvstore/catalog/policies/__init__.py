@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from kvstore.catalog.policies.expected_reuse import ExpectedReuse
 from kvstore.catalog.policies.lru import LeastRecentlyUsed
-from kvstore.catalog.policies.policy import EvictionPolicy
+from kvstore.catalog.policies.policy import EvictionPolicy, Prospect
 from kvstore.catalog.policies.s3_fifo import S3FIFO
 
 POLICIES: dict[str, Callable[[], EvictionPolicy]] = {
@@ -20,4 +20,4 @@ POLICIES: dict[str, Callable[[], EvictionPolicy]] = {
 DEFAULT_POLICY = "expected-reuse"
 """What a node uses."""
 
-__all__ = ["DEFAULT_POLICY", "POLICIES", "S3FIFO", "EvictionPolicy", "ExpectedReuse", "LeastRecentlyUsed"]
+__all__ = ["DEFAULT_POLICY", "POLICIES", "S3FIFO", "EvictionPolicy", "ExpectedReuse", "LeastRecentlyUsed", "Prospect"]

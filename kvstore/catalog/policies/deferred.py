@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-from kvstore.catalog.policies.policy import EvictionPolicy
+from kvstore.catalog.policies.policy import EvictionPolicy, Prospect
 
 _MOST_PAGES = 256
 """Most pages of which a policy does not know yet: whoever passes that works it out, under the store's lock."""
@@ -57,6 +57,11 @@ class Deferred:
         """Whether this page is known to have left, lost."""
         self.catch_up()
         return self._policy.remembers(key)
+
+    def prospect(self, slot: int) -> Prospect | None:
+        """What is expected of a page."""
+        self.catch_up()
+        return self._policy.prospect(slot)
 
     def victims(self) -> Iterator[int]:
         """Every slot once, in the order in which they should leave."""

@@ -19,6 +19,7 @@ import xxhash
 
 from kvstore.catalog.policies.chain_ends import ChainEnds
 from kvstore.catalog.policies.ghosts import Ghosts
+from kvstore.catalog.policies.policy import Prospect
 from kvstore.catalog.policies.reuse_odds import ReuseOdds, class_of, uses_of
 from kvstore.catalog.policies.shadow_lru import ShadowLRU
 
@@ -134,6 +135,12 @@ class ExpectedReuse:
     def remembers(self, key: bytes) -> bool:
         """Whether this page left and did not come back."""
         return xxhash.xxh3_64_intdigest(key) in self._ghosts
+
+    def prospect(self, slot: int) -> Prospect | None:
+        """By the page's class."""
+        if slot >= len(self._state) or not self._state[slot]:
+            return None
+        return Prospect(*self._odds.odds(self._class[slot]))
 
     def victims(self) -> Iterator[int]:
         """The least worth first; while LRU hits more, of few those that LRU would no longer have, then the oldest."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
+from kvstore.catalog.policies.policy import Prospect
+
 
 class LeastRecentlyUsed:
     """The page that was stored or used longest ago leaves first; within one use, the tail before the head."""
@@ -34,6 +36,10 @@ class LeastRecentlyUsed:
     def remembers(self, key: bytes) -> bool:
         """It remembers nothing."""
         return False
+
+    def prospect(self, slot: int) -> Prospect | None:
+        """It makes no guess."""
+        return None
 
     def victims(self) -> Iterator[int]:
         """The oldest use first."""

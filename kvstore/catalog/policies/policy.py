@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+
+class Prospect(NamedTuple):
+    """What a policy expects of a page."""
+
+    odds: float
+    """What part of the pages that were used as it was is wanted again."""
+    mean: float
+    """What part of all pages is."""
 
 
 class EvictionPolicy(Protocol):
@@ -36,6 +45,10 @@ class EvictionPolicy(Protocol):
 
     def remembers(self, key: bytes) -> bool:
         """Whether this page is known to have left, lost; no policy remembers all."""
+        ...
+
+    def prospect(self, slot: int) -> Prospect | None:
+        """What is expected of the page in this slot; None: the policy makes no such guess, or knows no such page."""
         ...
 
     def victims(self) -> Iterator[int]:

@@ -72,16 +72,20 @@ class ReuseOdds:
         """The clock of half-lives, in steps."""
         return self._now >> _FRACTION_BITS
 
+    def odds(self, page_class: int) -> tuple[float, float]:
+        """What part of this class' pages is wanted again, and what part of all pages."""
+        prior = (self._all_again + 1) / (self._all_seen + 4)
+        seen = self._seen[page_class]
+        # Of the one that is counted beforehand, a class has its share: while nothing is wanted again, all are alike.
+        again = self._again[page_class] + seen / (self._all_seen + 4)
+        return (again + _PRIOR * prior) / (seen + _PRIOR), prior
+
     def value(self, page_class: int, used: int | None = None) -> int:
         """Of a page of this class that is used now, or was at this time, in steps.
 
         Beside the odds of all pages: those change while it waits, for it and for the others.
         """
-        prior = (self._all_again + 1) / (self._all_seen + 4)
-        seen = self._seen[page_class]
-        # Of the one that is counted beforehand, a class has its share: while nothing is wanted again, all are alike.
-        again = self._again[page_class] + seen / (self._all_seen + 4)
-        odds = (again + _PRIOR * prior) / (seen + _PRIOR)
+        odds, prior = self.odds(page_class)
         return (self.now if used is None else used) + round(STEPS * math.log2(odds / prior))
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
+from kvstore.catalog.policies.policy import Prospect
+
 _SMALL_PARTS = 10
 _MOST_USES = 3
 
@@ -76,6 +78,10 @@ class S3FIFO:
     def remembers(self, key: bytes) -> bool:
         """Whether this page left the small queue lately."""
         return key in self._ghosts
+
+    def prospect(self, slot: int) -> Prospect | None:
+        """It makes no guess."""
+        return None
 
     def victims(self) -> Iterator[int]:
         """From the small queue while it is too large, else from the main one."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.cli.bench.flags import check_rounds
 from kvstore.cli.bench.machine import this_machine
-from kvstore.errors import ConfigError
+from kvstore.errors import ConfigError, KVStoreError, ResourceError
 from kvstore.units import format_size, parse_size
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def add(group: argparse._SubParsersAction[Any]) -> None:
     bench.add_argument(
         "--page", type=parse_size, action="append", metavar="SIZE", help="page size (default: 2MiB and 64KiB)"
     )
-    bench.add_argument("--rounds", type=int, default=3, metavar="N", help="rounds a page size (default: %(default)s)")
+    bench.add_argument("--rounds", type=int, default=4, metavar="N", help="rounds a page size (default: %(default)s)")
     bench.add_argument("--json", action="store_true", help="print one JSON object a line")
     bench.set_defaults(run=run)
 
@@ -57,7 +57,12 @@ def run(options: argparse.Namespace) -> int:
     if not options.json:
         print(this_machine().line())
     for page_bytes in sizes:
-        told = _measure(options.objects, options.bytes // page_bytes, page_bytes, options.rounds)
+        try:
+            told = _measure(options.objects, options.bytes // page_bytes, page_bytes, options.rounds)
+        except KVStoreError:
+            raise
+        except OSError as error:
+            raise ResourceError(f"{options.objects} can't be measured: {error.strerror or error}") from error
         if options.json:
             print(json.dumps(told), flush=True)
             continue
@@ -82,6 +87,7 @@ def _measure(url: str, pages: int, page_bytes: int, rounds: int) -> dict[str, fl
     for number in range(rounds):
         place = f"{url.rstrip('/')}/bench-{secrets.token_hex(8)}"
         bucket = Bucket(place, _DEADLINE)
+        bucket.list("")  # a place that can't be reached is said before anything is written
         try:
             taken.append(_round(place, bucket, memory, page_bytes, plain_first=bool(number % 2)))
         finally:
@@ -127,7 +133,7 @@ def _round(place: str, bucket: Bucket, memory: PageBytes, page_bytes: int, *, pl
     import numpy as np
 
     taken = _Round()
-    into = np.zeros(len(memory), np.uint8)
+    into = np.ones(len(memory), np.uint8)  # touched: whoever reads first would pay for its pages, as zeros are none yet
 
     def plain() -> None:
         taken.plain_write, taken.plain_read = _plain(bucket, memory, into)

@@ -6,11 +6,12 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from kvstore.cli.doctor.verdict import FAIL, OK, WARN, Verdict
 from kvstore.client.url import socket_url
-from kvstore.errors import ConfigError
+from kvstore.errors import ConfigError, ResourceError
 
 SUBJECT = "SGLang's flags"
 _MODULE, _CLASS = "kvstore.connector.sglang", "KVStoreBackend"
@@ -20,6 +21,7 @@ _HICACHE, _BACKEND, _EXTRA = (
     "--hicache-storage-backend-extra-config",
 )
 _POLICY, _LAYOUT, _WRITE = "--hicache-storage-prefetch-policy", "--hicache-mem-layout", "--hicache-write-policy"
+_TRUST = "--trust-mm-content-hashes"
 _EXAMPLE = f'{{"backend_name": "kvstore", "module_path": "{_MODULE}", "class_name": "{_CLASS}", "interface_v1": 1}}'
 
 
@@ -116,7 +118,23 @@ def _check_others(words: Sequence[str]) -> list[Verdict]:
     if _flag(words, _WRITE) == "write_back":
         advice = "write_through: pages are stored as they leave the device, and are lost with the server"
         verdicts.append(Verdict(SUBJECT, WARN, f"{_WRITE} write_back", advice))
-    return verdicts
+    if _flag(words, _TRUST) is not None:
+        advice = "leave it out, unless no caller ever sends the same hash for different pictures"
+        verdicts.append(Verdict(SUBJECT, WARN, f"{_TRUST}: keys are what callers say", advice))
+    return verdicts + _check_weights(words)
+
+
+def _check_weights(words: Sequence[str]) -> list[Verdict]:
+    from kvstore.connector.hicache.identity import OTHER_WEIGHTS, check_folder_decides
+
+    names = (*OTHER_WEIGHTS, "load_format", "speculative_draft_load_format")
+    values = {name: _flag(words, f"--{name.replace('_', '-')}") for name in names}
+    given = {name: value or True for name, value in values.items() if value is not None}
+    try:
+        check_folder_decides(SimpleNamespace(**given))
+    except ResourceError as error:
+        return [Verdict(SUBJECT, FAIL, str(error), "SGLang runs without kvstore so: `kvstore docs sglang` says why")]
+    return []
 
 
 def _flag(words: Sequence[str], flag: str) -> str | None:

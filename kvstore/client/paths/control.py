@@ -326,6 +326,8 @@ class RemoteControl:
                     tier.pages,
                     dict(tier.counters),
                     TierHealth(TierState.of(tier.health.state), tier.health.since, tier.health.reason),
+                    dict(tier.requests),
+                    tier.requests_dollars,
                 )
                 for tier in reply.tiers
             ),

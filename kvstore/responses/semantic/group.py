@@ -12,7 +12,7 @@ from kvstore.responses.semantic.decision import Experience
 from kvstore.responses.semantic.guards import Guard, Likeness, compare
 from kvstore.responses.semantic.reading import Reading, read_prompt
 
-MOST_PROMPTS = 512
+MOST_PROMPTS = 2048
 """Of a group; the oldest goes for one more."""
 _COMPARED = 16
 """Nearest prompts that guards look at."""

@@ -12,7 +12,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kvstore.responses.semantic import vocabulary as words
-from kvstore.responses.semantic.reading import Reading, Word, are_opposites
+from kvstore.responses.semantic.content import Word
+from kvstore.responses.semantic.nearly import is_nearly_alike
+from kvstore.responses.semantic.order import is_told_alike
+from kvstore.responses.semantic.reading import Reading
+from kvstore.responses.semantic.stems import are_opposites
 
 
 class Guard(StrEnum):
@@ -36,13 +40,10 @@ class Likeness(StrEnum):
     """Of a pair that is not refused."""
 
     SAME_WORDS = "same_words"
-    """Its content is the same: other small words, another order that changes nothing, synonyms."""
+    """Its content is the same: other small words, another order that changes nothing, synonyms, what people type into a
+    search."""
     OTHER_WORDS = "other_words"
     """There is a word of content in one that is not in the other."""
-
-
-_NEUTRAL = frozenset(("", "of", "in", "on", "for", "between"))
-"""Prepositions that people exchange for each other, or leave out in a heading."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +63,21 @@ def compare(left: Reading, right: Reading) -> Comparison:
     """
     if (guard := _refusing(left, right)) is not None:
         return Comparison(guard)
-    same = (
-        sorted(left.stems) == sorted(right.stems)
-        and bool(left.stems or left.numbers or left.quoted or left.identifiers)
-        and left.kind == right.kind
-        and left.modal == right.modal
+    if not (left.stems or left.numbers or left.quoted or left.identifiers):
+        return Comparison(None)
+    small_words_agree = (
+        left.negated == right.negated
+        and _modals_agree(left, right)
         and left.tense == right.tense
-        and {left.verb, right.verb} != {"have", "be"}
+        and _verbs_agree(left, right)
         and _persons_agree(left, right)
         and _owners_agree(left, right)
-        and _is_told_alike(left, right)
     )
+    same = (
+        small_words_agree
+        and _kinds_agree(left, right)
+        and ((sorted(left.stems) == sorted(right.stems) and is_told_alike(left, right)) or is_nearly_alike(left, right))
+    ) or (left.heading != right.heading and _agree_with_heading(left, right) and is_nearly_alike(left, right))
     return Comparison(None, Likeness.SAME_WORDS if same else Likeness.OTHER_WORDS)
 
 
@@ -94,11 +99,11 @@ def _refusing(left: Reading, right: Reading) -> Guard | None:
         return Guard.OPPOSITES
     if _scopes(left) != _scopes(right):
         return Guard.SCOPES
-    if left.kind and right.kind and left.kind != right.kind:
+    if left.kind != right.kind and not {left.kind, right.kind} & {"", "what"} and not _ask_when(left, right):
         return Guard.QUESTIONS
     if _names_only(left, right) or _names_only(right, left):
         return Guard.NAMES
-    if _points_elsewhere(left.content, right.content):
+    if _points_elsewhere(left.content, right.content) or (left.place and right.place and left.place != right.place):
         return Guard.DIRECTIONS
     return None
 
@@ -129,8 +134,52 @@ def _persons_agree(left: Reading, right: Reading) -> bool:
     ]
 
 
+def _kinds_agree(left: Reading, right: Reading) -> bool:
+    """A heading or a request may ask what something is, or how it is done."""
+    if left.kind == right.kind:
+        return True
+    kinds = {left.kind, right.kind}
+    if kinds == {"", "how"}:
+        asked = left if left.kind == "" else right
+        return asked.stems[:1] != () and asked.stems[0] not in words.WRITTEN_FOR_ONE
+    return kinds == {"", "what"} or _ask_when(left, right)
+
+
+def _ask_when(left: Reading, right: Reading) -> bool:
+    return "when" in (left.kind, right.kind) and left.kind.startswith("when") and right.kind.startswith("when")
+
+
+def _modals_agree(left: Reading, right: Reading) -> bool:
+    """Whether you ship is whether you can."""
+    if left.modal == right.modal:
+        return True
+    return {left.modal, right.modal} == {"", "may"} and any(
+        each.kind == "asked" and {*each.persons} == {"2"} for each in (left, right)
+    )
+
+
+def _agree_with_heading(left: Reading, right: Reading) -> bool:
+    """A heading has no verbs, and says neither who asks nor whose it is."""
+    if left.negated != right.negated or not {left.modal, right.modal} <= {"", "may", "should"}:
+        return False
+    told_otherwise = left.kind == right.kind or any(number.startswith("#") for number in left.numbers)
+    if left.tense != right.tense and not told_otherwise:
+        return False
+    return len({*left.persons, *right.persons}) < 2  # I or you
+
+
+def _verbs_agree(left: Reading, right: Reading) -> bool:
+    """What something does, what it has and what it is are three questions."""
+    both = {left.verb, right.verb}
+    return len(both) == 1 or ("do" not in both and both != {"have", "be"})
+
+
 def _owners_agree(left: Reading, right: Reading) -> bool:
-    return not left.owners or not right.owners or left.owners == right.owners
+    """How one resets one's password, one resets a password; but my password is not what a password is."""
+    if left.owners == right.owners:
+        return True
+    asks_what_is = not left.kind.startswith(("how", "asked", "fix", "why")) and "be" in (left.verb, right.verb)
+    return not asks_what_is and (not left.owners or not right.owners)
 
 
 def _points_elsewhere(left: tuple[Word, ...], right: tuple[Word, ...]) -> bool:
@@ -149,45 +198,3 @@ def _points_elsewhere(left: tuple[Word, ...], right: tuple[Word, ...]) -> bool:
         for place, one in enumerate(moved)
         for other in moved[place + 1 :]
     )
-
-
-def _is_told_alike(left: Reading, right: Reading) -> bool:
-    """Whether the same words stand for the same: in one order and voice; or with one run of them elsewhere, where a
-    preposition or the other voice says why."""
-    by_left, by_right = _pointed(left.content), _pointed(right.content)
-    if {pair for pair in by_left if pair[1] != "by"} != {pair for pair in by_right if pair[1] != "by"}:
-        return False
-    by_somebody = by_left != by_right
-    if left.stems == right.stems:
-        return left.passive == right.passive and not by_somebody
-    moved = _moved(left.stems, right.stems)
-    if moved is None:
-        return False
-    if left.passive != right.passive:
-        return True
-    return not by_somebody and any(
-        word.before or word.stem in reading.owning
-        for reading in (left, right)
-        for word in reading.content
-        if word.stem in moved
-    )
-
-
-def _pointed(content: tuple[Word, ...]) -> set[tuple[str, str]]:
-    """Words with prepositions that can't be left out or exchanged."""
-    return {(word.stem, word.before) for word in content if word.before not in _NEUTRAL}
-
-
-def _moved(left: tuple[str, ...], right: tuple[str, ...]) -> set[str] | None:
-    """The words that stand elsewhere, where it is one run of them; None: it is more."""
-    start = 0
-    while left[start] == right[start]:
-        start += 1
-    end = len(left)
-    while left[end - 1] == right[end - 1]:
-        end -= 1
-    one, other = left[start:end], right[start:end]
-    for cut in range(1, len(one)):
-        if one[cut:] + one[:cut] == other:
-            return {*one[:cut], *one[cut:]}
-    return None

@@ -11,24 +11,27 @@ import re
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from decimal import Decimal
 from functools import lru_cache
 
 from kvstore.responses.semantic import vocabulary as words
-from kvstore.responses.semantic.verbs import is_passive, is_perfect, own_verb
+from kvstore.responses.semantic.content import CLAUSE, Word, content_of
+from kvstore.responses.semantic.phrases import AGREED, CONTRACTIONS, FRAMES, PAYLOAD, PHRASES
+from kvstore.responses.semantic.quantities import marker, numbers_in
+from kvstore.responses.semantic.stems import DATE_STEMS, stem
+from kvstore.responses.semantic.verbs import is_passive, own_verb, tense_of
 
 _QUOTES = str.maketrans(
     {"“": '"', "”": '"', "„": '"', "«": '"', "»": '"', "‘": "'", "’": "'", "–": "-", "—": "-", "−": "-"}
 )
 _QUOTED = re.compile(r"```.*?```|`[^`]+`|\"[^\"]+\"|(?<![\w])'[^']+'(?!\w)", re.DOTALL)
 _IDENTIFIER = re.compile(
-    r"https?://\S+|[\w.+-]+@[\w-]+\.[\w.]+|(?<![\w.])(?:[\w-]+/)+[\w.-]+|[A-Za-z_]\w*(?:\.\w+)+|[A-Za-z]*_\w+|(?<![\w-])--?[a-z][\w-]+"
+    r"https?://\S+|(?<![\w.+-])[\w.+-]+@[\w-]+\.[\w.]+|(?<![\w./-])(?:[\w-]+/)+[\w.-]+|\b[A-Za-z_]\w*(?:\.\w+)+|\b[A-Za-z]*_\w+|(?<![\w-])--?[a-z][\w-]+"
     r"|\b[A-Za-z]+-?\d[\w.-]*\b|\bv\d+(?:\.\d+)*\b|\b\d+(?:\.\d+){2,}\b|\b[a-z]+[A-Z]\w*\b|\b\d+[A-Za-z]+\d\w*\b"
 )
 _CURRENCY = re.compile(r"([$€£¥])\s?(\d[\d.,]*)")
-_NUMBER = re.compile(r"\d+(?::\d\d)+|\d+(?:[.,]\d+)*|[½¼¾]")
 _TOKEN = re.compile(
-    r"@\w+|per-\w+|[^\W\d_]+(?:'[^\W\d_]+)?|\d+(?::\d\d)+|\d+(?:[.,]\d+)*|[%°$€£¥½¼¾]+[CcFf]?|[+*/=<>^#]+|-(?=\s?\d)"
+    r"@\w+|per-\w+|[^\W\d_]+(?:'[^\W\d_]*)?|\d+(?::\d\d)+|\d+(?:[.,]\d+)*|[%°$€£¥½¼¾]+[CcFf]?"
+    r"|->|::|\?\?|[!?:]?[+*/=<>^#&|~\\]+|-(?=\s?\d)|\((?=[\d(-])|(?<=[\d)])\)|[\[\]{}]|\(\)"
 )
 _ACRONYM = re.compile(r"\b[A-Z]{2,5}\b")
 _ORDINAL_END = re.compile(r"(\d+)(?:st|nd|rd|th)\b")
@@ -38,16 +41,15 @@ _GLUED = re.compile(
 )
 _AFTER_GLUED = re.compile(r"(\d \w+)-(?=[a-z])", re.I)
 _BLANKS = re.compile(r"\s+")
+_BOUNDARY = re.compile(r"[,;:.?!]+(?=\s|$)")
+_YEAR = re.compile(r"1\d{3}|20[012]\d")
+_MARKER = re.compile(r"zz[qi]\w+x")
+_WRITTEN_WITH_MARKS = frozenset(
+    "DEVANAGARI BENGALI GURMUKHI GUJARATI ORIYA TAMIL TELUGU KANNADA MALAYALAM SINHALA THAI LAO TIBETAN MYANMAR KHMER"
+    " ARABIC HEBREW CJK HIRAGANA KATAKANA HANGUL".split()
+)
+"""Scripts whose words are not told apart by letters and spaces: nothing may differ."""
 _SENTENCE = re.compile(r"(?:^|[.!?:]\s+|\n)\s*$")
-
-
-@dataclass(frozen=True, slots=True)
-class Word:
-    """A word of the content."""
-
-    stem: str
-    before: str = ""
-    """The preposition that points to it, of :data:`vocabulary.DIRECTIONS`; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,29 +59,34 @@ class Reading:
     language: str
     """A code, a script's name, or empty: too little to tell."""
     quoted: tuple[str, ...]
+    """And what else counts letter by letter."""
     identifiers: tuple[str, ...]
     numbers: tuple[str, ...]
     """In their order, each with its unit, if it has one."""
     units: frozenset[str]
     dates: frozenset[str]
     negations: int
+    negated: tuple[str, ...]
+    """What negations stand before, where there are several clauses: which one they negate."""
     names: frozenset[str]
     """Stems of words that are written as names within a sentence."""
     kind: str
     """What kind of question, as ``when``, ``how`` or ``asked`` (by yes or no); empty: another."""
+    heading: bool
+    """Whether it is no sentence, but the words that somebody types into a search."""
     modal: str
     tense: str
-    """``past``, ``future``; empty: neither."""
+    """``past``, ``future``; empty: neither, or a year tells it."""
     verb: str
-    """``have`` or ``be``, where it is a verb of its own: what has something is not that; empty: neither."""
+    """``have``, ``be`` or ``do``, where it is a verb of its own: what has something is not that; empty: none of them."""
     persons: tuple[str, ...]
     """First and second persons in their order, but for the one who asks how."""
     owners: frozenset[str]
     """Whose things it is about, by possessive pronouns."""
+    place: str
+    """``here`` or ``there``; empty: neither."""
     passive: bool
     """Whether something is done to what it is about, as far as verb forms tell."""
-    owning: frozenset[str]
-    """Stems of words in the genitive."""
     content: tuple[Word, ...]
     said: frozenset[str] = field(default_factory=frozenset)
     """Every word as it is written, lowered."""
@@ -99,122 +106,51 @@ def read_prompt(text: str) -> Reading:
     """
     text = unicodedata.normalize("NFKC", text.translate(_QUOTES)).strip()
     text = text.translate(_QUOTES)
+    whole = text
     quoted, text = _cut(_QUOTED, text, "q")
-    for pattern, into in words.AGREED:
+    if (worked_on := PAYLOAD.match(text)) is not None and not _MARKER.fullmatch(worked_on["rest"].strip(" .?!")):
+        quoted.append(worked_on["rest"].casefold().rstrip(" .?!"))
+        text = worked_on["head"]
+    for pattern, into in AGREED:
         text = pattern.sub(into, text)
     text = _ORDINAL_END.sub(r"ordinal \1", text)
     text = _CURRENCY.sub(r"\2 \1", text)
     text = _GLUED.sub(r"\1 ", text)
     text = _AFTER_GLUED.sub(r"\1 ", text)
     identifiers, text = _cut(_IDENTIFIER, text, "i")
-    names = frozenset(_names(text))
     said = frozenset(_TOKEN.findall(text.lower()))
-    lowered = _rewritten(text.lower())
+    language = _language(text, said)
+    is_english = language in ("", "en")
+    names = frozenset(stem(name) if is_english else name for name in _names(text))
+    if language in _WRITTEN_WITH_MARKS:
+        quoted.append(whole.casefold().rstrip(" .?!"))
+    lowered = _rewritten(text.lower()) if is_english else text.lower()
     tokens = _TOKEN.findall(lowered)
-    kind, modal, tense = _kind(lowered, tokens), "", ""
-    for token in tokens:
-        modal = modal or words.MODALS.get(token, "")
-        past = token in words.PAST or token in words.PAST_FORMS
-        tense = tense or ("past" if past else "future" if token in words.FUTURE else "")
-    tense = tense or ("past" if is_perfect(tokens) else "")
-    numbers, units, rest = _numbers(tokens)
-    content = tuple(_content(rest, names))
+    kind = _kind(lowered, tokens)
+    numbers, units, rest = numbers_in(_TOKEN.findall(_BOUNDARY.sub(f" {CLAUSE} ", lowered + " .")))
+    content = tuple(content_of(rest, names) if is_english else (Word(each) for each in rest if each != CLAUSE))
+    modal = next((words.MODALS[token] for token in tokens if token in words.MODALS), "")
     return Reading(
-        _language(text, said),
+        language,
         tuple(" ".join(each.strip("`'\" ").split()) for each in quoted),
         tuple(each.lower().rstrip(".,;:!?") for each in identifiers),
         tuple(numbers),
         units,
         frozenset(_dates(rest)),
         sum(token in words.NEGATIONS for token in tokens),
+        _negated(tokens, content),
         names,
         kind,
-        _asked_modal(kind, modal),
-        tense,
+        _is_heading(text, said),
+        _asked_modal(kind, modal, tokens),
+        "" if any(_YEAR.fullmatch(number) for number in numbers) else tense_of(tokens),
         own_verb(tokens),
         tuple(words.PERSONS[token] for token in tokens if token in words.PERSONS),
         frozenset(words.OWNERS[token] for token in tokens if token in words.OWNERS),
+        _place(tokens),
         is_passive(tokens),
-        frozenset(stem(token) for token in tokens if token.endswith(("'s", "'"))),
         content,
         said,
-    )
-
-
-def stem(word: str) -> str:
-    """A word without the ending that says whether it is many, doing or done, and for all that mean the same the same."""
-    word = words.SYNONYMS.get(word, word)
-    word = word.removesuffix("'s").removesuffix("'")
-    base = words.SYNONYMS.get(word, word)
-    found = _base(base)
-    return words.SYNONYMS.get(found, found)
-
-
-_IRREGULAR = {
-    "children": "child", "men": "man", "women": "woman", "people": "person", "feet": "ft", "teeth": "tooth", "mice": "mouse",
-    "bought": "buy", "sold": "sell", "made": "make", "went": "go", "written": "write", "wrote": "write", "taken": "take",
-    "took": "take", "given": "give", "gave": "give", "paid": "pay", "found": "find", "lost": "lose", "kept": "keep",
-    "won": "win", "built": "build", "sent": "send", "spoken": "speak", "spoke": "speak", "began": "begin", "begun": "begin",
-    "born": "born", "ate": "eat", "eaten": "eat", "drunk": "drink", "drove": "drive", "driven": "drive", "chosen": "choose",
-    "wives": "wife", "lives": "life", "knives": "knife", "leaves": "leave", "differ": "difference", "differs": "difference",
-    "signed": "sign", "meaning": "mean", "news": "news", "paris": "paris", "definition": "mean", "define": "mean",
-}  # fmt: skip
-_NO_PLURAL = ("ss", "us", "is", "as", "os", "news")
-
-
-def _base(word: str) -> str:
-    if word in _IRREGULAR:
-        return _IRREGULAR[word]
-    if len(word) > 4 and word.endswith("ies"):
-        return word[:-3] + "y"
-    if len(word) > 4 and word.endswith(("ches", "shes", "sses", "xes", "zes", "oes")):
-        return word[:-2]
-    if len(word) > 3 and word.endswith("s") and not word.endswith(_NO_PLURAL):
-        word = word[:-1]
-    for ending in ("ing", "ed"):
-        if word.endswith(ending) and len(word) - len(ending) >= 3:
-            short = word[: -len(ending)]
-            if not re.search("[aeiouy]", short):
-                break
-            if len(short) > 3 and short[-1] == short[-2] and short[-1] not in "lsz":
-                short = short[:-1]
-            return short
-    return word[:-1] if len(word) > 3 and word.endswith("e") else word
-
-
-_DATES = frozenset(stem(word) for word in words.DATES)
-_OPPOSITES = frozenset(
-    frozenset((stem(left), stem(right))) for left, right in words.OPPOSITES if stem(left) != stem(right)
-)
-
-
-def are_opposites(left: str, right: str) -> bool:
-    """Whether two stems mean the contrary of each other: by a list, or by a prefix that negates."""
-    if frozenset((left, right)) in _OPPOSITES:
-        return True
-    short, long = sorted((left, right), key=len)
-    return len(short) > 2 and any(
-        long == prefix + short
-        for prefix in (
-            "un",
-            "in",
-            "im",
-            "ir",
-            "il",
-            "dis",
-            "de",
-            "non",
-            "anti",
-            "mis",
-            "sub",
-            "super",
-            "pre",
-            "post",
-            "re",
-            "out",
-            "under",
-            "over",
-        )
     )
 
 
@@ -224,156 +160,96 @@ def _cut(pattern: re.Pattern[str], text: str, kind: str) -> tuple[list[str], str
 
     def mark(match: re.Match[str]) -> str:
         found.append(match[0])
-        return f" {_marker(kind, len(found))} "
+        return f" {marker(kind, len(found))} "
 
     return found, pattern.sub(mark, text)
 
 
-def _marker(kind: str, number: int) -> str:
-    """A word that no language has, for something at this place."""
-    return "zz" + kind + "".join("bcdfghjkmn"[int(digit)] for digit in str(number)) + "x"
-
-
 def _rewritten(text: str) -> str:
-    for pattern, into in words.CONTRACTIONS:
+    for pattern, into in CONTRACTIONS:
         text = pattern.sub(into, text)
-    for frame in words.FRAMES:
+    for frame in FRAMES:
         text = _BLANKS.sub(" ", frame.sub(" ", text)).lstrip(" ,")
-    for phrase, put in words.PHRASES:
+    for phrase, put in PHRASES:
         text = phrase.sub(put, text)
     return text.strip()
 
 
-def _asked_modal(kind: str, modal: str) -> str:
+def _asked_modal(kind: str, modal: str, tokens: list[str]) -> str:
     """The modal verb, where it says what is asked: how something is done is the same as how it can be."""
-    if kind == "how" or (modal == "should" and kind.startswith(("how", "when", "where"))):
+    if kind in ("how", "fix") or (modal == "should" and kind.startswith(("how", "when", "where"))):
+        return ""
+    if modal == "must" and kind in ("", "what"):
+        return "should"  # what one needs to bring is what one should
+    if modal == "may" and {"legal", "illegal", "legally"} & {*tokens}:
         return ""
     return modal
 
 
+def _is_heading(text: str, said: frozenset[str]) -> bool:
+    return len(said) > 1 and text == text.lower() and not text.endswith((".", "!")) and not said & words.SENTENCE_WORDS
+
+
+def _place(tokens: list[str]) -> str:
+    for token, then in itertools.pairwise(["", *tokens, ""]):
+        if then == "here" or (then == "there" and token not in words.AUXILIARIES):
+            return then
+    return ""
+
+
+def _negated(tokens: list[str], content: tuple[Word, ...]) -> tuple[str, ...]:
+    """Stems behind negations, where there are several clauses; else it does not matter where they stand."""
+    said: set[str] = set()
+    for token in tokens:
+        if token in words.CLAUSES and said & (words.FINITE | words.QUESTION_WORDS.keys() | words.KINDS):
+            break
+        said.add(token)
+    else:
+        return ()
+    stems = {word.stem for word in content}
+    behind = (
+        next((stem(each) for each in tokens[place + 1 :] if stem(each) in stems), "")
+        for place, token in enumerate(tokens)
+        if token in words.NEGATIONS
+    )
+    return tuple(behind)
+
+
 def _kind(lowered: str, tokens: list[str]) -> str:
     for token in tokens:
-        if token in words.KINDS:
-            return "" if token == "@how" else "asked" if token in ("@able", "@should") else token[1:]
-        if token in words.QUESTION_WORDS:
+        if token in words.KINDS and token != "@mean":
+            return "asked" if token in ("@able", "@should") else token[1:]
+    for place, token in enumerate(tokens):
+        if token in words.QUESTION_WORDS and not (token in words.CLAUSES and place > 1 and _begins_asking(tokens)):
             return words.QUESTION_WORDS[token][1:]
         if token in ("what", "which"):
-            return ""
+            return "what"
+        if token == "how":
+            return "howis" if {*tokens[place + 1 : place + 2]} & {"is", "are", "was", "were"} else "how"
     clauses = re.split("[,:.] +", lowered)
     return "asked" if any(clause.split(" ")[0] in words.AUXILIARIES for clause in clauses) else ""
 
 
-def _numbers(tokens: list[str]) -> tuple[list[str], frozenset[str], list[str]]:
-    """The numbers with their units; units without one as well; and what else there is."""
-    numbers: list[str] = []
-    units: set[str] = set()
-    rest: list[str] = []
-    place = 0
-    while place < len(tokens):
-        value, after = _number(tokens, place)
-        if value is not None:
-            numbers.append(value)
-            rest.append(_marker("n", len(numbers)))
-            place = after
-            while place < len(tokens) and tokens[place] in words.UNITS and len(tokens[place]) > 0:
-                numbers[-1] += " " + words.UNITS[tokens[place]]
-                place += 1
-            continue
-        token = tokens[place]
-        if token in words.UNITS and (len(token) > 2 or not token.isalpha()):
-            units.add(words.UNITS[token])
-        rest.append(token)
-        place += 1
-    return numbers, frozenset(units), rest
-
-
-def _number(tokens: list[str], place: int) -> tuple[str | None, int]:
-    """The number that begins at a place, and where it ends; None: there is none."""
-    token = tokens[place]
-    if token == "ordinal":
-        return (f"#{tokens[place + 1]}", place + 2) if place + 1 < len(tokens) else (None, place)
-    if _NUMBER.fullmatch(token):
-        written = (
-            token.replace(",", "") if re.fullmatch(r"\d{1,3}(,\d{3})+(\.\d+)?", token) else token.replace(",", ".")
-        )
-        scale = words.SCALES.get(tokens[place + 1]) if place + 1 < len(tokens) else None
-        if scale and ":" not in written:
-            return _shown(Decimal(written) * scale), place + 2
-        if ":" in written or written.count(".") > 1:
-            return written, place + 1
-        return ("½¼¾".find(written) >= 0 and written) or _shown(Decimal(written)), place + 1
-    if (token in words.ORDINALS and token != "second") or (token == "second" and not _is_time(tokens, place)):
-        return f"#{words.ORDINALS[token]}", place + 1
-    if token == "one" and not (place + 1 < len(tokens) and tokens[place + 1] in words.SCALES):
-        return None, place
-    if token not in words.NUMBERS and token not in words.SCALES:
-        return None, place
-    total, part = 0, 0
-    while place < len(tokens):
-        token = tokens[place]
-        if token in words.NUMBERS:
-            part += words.NUMBERS[token]
-        elif token in words.SCALES:
-            part = max(part, 1) * words.SCALES[token]
-            if words.SCALES[token] > 100:
-                total, part = total + part, 0
-        elif not (token == "and" and place + 1 < len(tokens) and part and tokens[place + 1] in words.NUMBERS):
-            break
-        place += 1
-    return _shown(Decimal(total + part)), place
-
-
-def _is_time(tokens: list[str], place: int) -> bool:
-    return place > 0 and tokens[place - 1] in ("per", "a", "one", "in") and place + 1 == len(tokens)
-
-
-def _shown(value: Decimal) -> str:
-    """All of its digits: order 1234567 is not order 1234568. ``5.0`` is ``5``."""
-    text = f"{value:f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
+def _begins_asking(tokens: list[str]) -> bool:
+    return tokens[0] in words.AUXILIARIES
 
 
 def _dates(tokens: list[str]) -> Iterator[str]:
-    for token, following in itertools.zip_longest(tokens, tokens[1:], fillvalue=""):
-        if stem(token) in _DATES and not (token == "may" and following in words.STOPWORDS):
+    for last, token, following in zip(["", *tokens], tokens, [*tokens[1:], ""], strict=False):
+        if stem(token) not in DATE_STEMS or (token == "may" and following in words.STOPWORDS):
+            continue
+        if token != "am" or last.startswith("zzn"):
             yield stem(token)
 
 
-def _content(tokens: list[str], names: frozenset[str]) -> Iterator[Word]:
-    """The words that are left, each with the preposition that points to it."""
-    before, last = "", ""
-    for token in tokens:
-        if token in words.DIRECTIONS:
-            if token == "to" and (last in words.BEFORE_A_VERB or last.startswith("@") or not last):
-                before = ""
-            else:
-                before = words.DIRECTIONS[token]
-            last = token
-            continue
-        found = stem(token)
-        last = token
-        if token in words.NEGATIONS:
-            continue
-        if token == "and":
-            continue
-        if (
-            (token in words.STOPWORDS and token != "or" and found not in names)
-            or token in words.KINDS
-            or (token in words.UNITS and len(token) < 3 and not token.isalpha())
-        ):
-            continue
-        yield Word(found, before)
-        before = ""
-
-
 def _names(text: str) -> Iterator[str]:
-    """Words that are written as names, and do not begin a sentence."""
+    """Words that are written as names, and do not begin a sentence, lowered."""
     for found in re.finditer(r"\b[A-Z][\w]*", text):
         word = found[0]
         if word == "I" or (word.isupper() and len(word) > 5):
             continue
         if not _SENTENCE.search(text[: found.start()]) or (_ACRONYM.fullmatch(word) and not text.isupper()):
-            yield stem(word.lower())
+            yield word.lower()
 
 
 def _language(text: str, said: frozenset[str]) -> str:

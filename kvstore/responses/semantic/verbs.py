@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import itertools
 
+from kvstore.responses.semantic import vocabulary as words
+
+_DO = frozenset(["do", "does", "did", "doing", "done"])
+_LASTING = frozenset(["take", "happen", "cost", "last", "need", "work", "mean"])
 _BE = frozenset(["is", "are", "am", "was", "were", "be", "been", "being", "get", "gets", "got"])
 _PARTICIPLES = frozenset(
     [
@@ -71,9 +75,28 @@ def is_passive(tokens: list[str]) -> bool:
     )
 
 
-def is_perfect(tokens: list[str]) -> bool:
-    """Whether a form of "have" has a participle within the next words."""
-    return any(token in ("has", "have") and _has_participle(tokens, place) for place, token in enumerate(tokens))
+def tense_of(tokens: list[str]) -> str:
+    """``past``, ``future``; empty: neither."""
+    for token in tokens:
+        if token in words.PAST or token in words.PAST_FORMS:
+            return "past"
+        if token == "will" and not _is_of_now(tokens):
+            return "future"
+    if any(token in ("has", "have") and _has_participle(tokens, place) for place, token in enumerate(tokens)):
+        return "past"
+    asks = any(token in words.QUESTION_WORDS or token in ("what", "which") or token[:1] == "@" for token in tokens)
+    if asks and "@how" not in tokens and not words.FINITE & {*tokens}:
+        return (
+            "past"
+            if any(len(token) > 4 and (token.endswith("ed") or token in _PARTICIPLES) for token in tokens)
+            else ""
+        )
+    return ""
+
+
+def _is_of_now(tokens: list[str]) -> bool:
+    """Whether what will be is what is always so: what will happen if, or what won't work."""
+    return "not" in tokens or ("be" not in tokens and bool(_LASTING & {*tokens}))
 
 
 def _has_participle(tokens: list[str], place: int) -> bool:
@@ -81,7 +104,10 @@ def _has_participle(tokens: list[str], place: int) -> bool:
 
 
 def own_verb(tokens: list[str]) -> str:
-    """``have`` or ``be``, where it is a verb of its own: what has something is not that; empty: neither."""
+    """``have``, ``be`` or ``do``, where it is a verb of its own: what has something is not that; empty: none of them."""
+    for place, token in enumerate(tokens):
+        if token in _DO and ("@how" in tokens[:place] or words.FINITE & {*tokens[:place]} or place + 1 == len(tokens)):
+            return "do"
     pairs = list(itertools.pairwise([*tokens, ""]))
     for place, (token, then) in enumerate(pairs):
         if token in ("has", "have", "had", "having") and then != "to" and not _has_participle(tokens, place):

@@ -138,6 +138,8 @@ class ConsolePages:
                     "state": tier.health.state.name.lower(),
                     "since": tier.health.since,
                     "reason": tier.health.reason,
+                    "requests": dict(tier.requests),
+                    "dollars": tier.requests_dollars,
                 }
                 for tier in status.tiers
             ],

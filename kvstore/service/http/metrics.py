@@ -24,6 +24,7 @@ from prometheus_client.registry import Collector
 
 from kvstore.status import LookupTotals, Status, TierState
 from kvstore.tiers.latencies import BOUNDS, Latencies
+from kvstore.tiers.prices import dollars_of
 from kvstore.tiers.tier import Traffic
 
 MOST_NAMESPACES = 64
@@ -236,6 +237,9 @@ class ObjectsCollector(Collector):
         )
         failed = CounterMetricFamily("kvstore_objects_request_errors", "Of these, failed.", labels=["request"])
         seconds = CounterMetricFamily("kvstore_objects_request_seconds", "What they took.", labels=["request"])
+        dollars = CounterMetricFamily(
+            "kvstore_objects_request_dollars", "What they cost by S3's prices, about.", labels=["request"]
+        )
         moved = CounterMetricFamily(
             "kvstore_objects_bytes", "Bytes of objects that went to object storage and came from it.", labels=["way"]
         )
@@ -244,9 +248,11 @@ class ObjectsCollector(Collector):
                 asked.add_metric([request], count)
                 failed.add_metric([request], traffic.errors[request])
                 seconds.add_metric([request], traffic.seconds[request])
+            for request, cost in dollars_of(traffic.requests).items():
+                dollars.add_metric([request], cost)
             moved.add_metric(["sent"], traffic.sent_bytes)
             moved.add_metric(["received"], traffic.received_bytes)
-        yield from (asked, failed, seconds, moved)
+        yield from (asked, failed, seconds, dollars, moved)
 
 
 def node_registry(status: Callable[[], Status], labels: Labels) -> CollectorRegistry:

@@ -10,8 +10,9 @@ class           module              owns                                        
                                     writes apart
 ``DiskReader``  ``reader``          reads under way: verified, decrypted, copied to the caller     reads segments
 ``Quotas``      ``quotas``          bytes that each namespace may take; which of its pages leave   none
-``DiskCatalog`` ``catalog``         where each page lies, when it was used, which removed pages    none
-                                    still want a tombstone; counters; events
+``Tombstones``  ``tombstones``      which removed pages still want one                             none
+``LogPages``    ``pages``           where each page lies, and these; events                        none
+``DiskCatalog`` ``catalog``         these under one lock; when each page was used; counters        none
 ``PageLog``     ``page_log``        the log and the catalog, changed together: one append, and     appends, reads
                                     what is then known
 ``Reclaimer``   ``reclaim``         which segment is deleted when space is short, and what of it   reads, appends,

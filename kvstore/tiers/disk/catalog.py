@@ -9,39 +9,24 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Container, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from kvstore.events.ring import EventRing
 from kvstore.segments import record
-from kvstore.segments.dead_records import DeadRecords
-from kvstore.segments.index import PageIndex, Place, Rows
+from kvstore.segments.index import Place
 from kvstore.segments.segment import Entry, Segment
 from kvstore.tiers.counters import TierCounts
+from kvstore.tiers.disk.pages import PAGES_A_STEP, Asked, LogPages
 from kvstore.tiers.disk.reader import Fetched, Outcome
 from kvstore.tiers.quotas import Quotas
-from kvstore.tiers.tier import KEY_BYTES, HeldKeys, PageBytes, PageWrite, TierStatistics
-from kvstore.tiers.told_keys import ToldKeys
+from kvstore.tiers.tier import HeldKeys, PageBytes, PageWrite, TierStatistics
 
-_TIER = "disk"
 _RECENT_SHARE = 2
 """A page is in recent use if it was used while the last half of the limit was written."""
 KEYS_A_LOOK = 1 << 13
 """Most keys looked up under one hold of the lock."""
-PAGES_A_STEP = 1 << 10
-"""Most pages listed, or removed, under one."""
-
-
-class Asked(NamedTuple):
-    """A page that is here, of a call that reads."""
-
-    position: int
-    """In the call."""
-    row: int
-    """In the index."""
-    place: Place
 
 
 class DiskCatalog:
@@ -49,18 +34,12 @@ class DiskCatalog:
 
     def __init__(self, limit_bytes: int, counts: TierCounts | None = None) -> None:
         self._lock = threading.Lock()
-        self._index = PageIndex()
-        self._quotas = Quotas(self._index)
-        self._unreadable: set[bytes] = set()  # in the index, but the last read was refused: a new write is taken
-        self._pending_tombstones: set[bytes] = set()  # keys out of the index, whose tombstones are not on disk yet
-        self._dead = DeadRecords()
+        self._pages = LogPages(self._lock)
+        self._quotas = Quotas(self._pages.index)
         self._recent_bytes = limit_bytes // _RECENT_SHARE
         self._tick = self._recent_bytes  # the clock of use: grows by the bytes that are written
         self._used_bytes = 0
         self._counts = counts or TierCounts()
-        self.events = EventRing()  # nobody reads this one
-        """Told which pages come and go."""
-        self._told = ToldKeys(self._lock, PAGES_A_STEP)
 
     # -- lookups -----------------------------------------------------------------------------------------------------
 
@@ -69,54 +48,58 @@ class DiskCatalog:
         here: list[bool] = []
         for at in range(0, len(keys), KEYS_A_LOOK):
             with self._lock:
-                here += (self._index.find(keys[at : at + KEYS_A_LOOK]) >= 0).tolist()
+                here += (self._pages.index.find(keys[at : at + KEYS_A_LOOK]) >= 0).tolist()
         return here
 
     def are_readable(self, keys: Sequence[bytes]) -> list[bool]:
         """Which pages are here, and were not refused by the system when they were read last."""
         with self._lock:
-            here: list[bool] = (self._index.find(keys) >= 0).tolist()
-            if not self._unreadable:
+            here: list[bool] = (self._pages.index.find(keys) >= 0).tolist()
+            if not self._pages.unreadable:
                 return here
-            return [found and key not in self._unreadable for key, found in zip(keys, here, strict=True)]
+            return [found and key not in self._pages.unreadable for key, found in zip(keys, here, strict=True)]
 
     def keys(self, prefix: bytes) -> list[bytes]:
         """The keys of all pages that begin with ``prefix``."""
         with self._lock:
-            rows = self._index.rows_with_prefix(prefix)
+            rows = self._pages.index.rows_with_prefix(prefix)
         found: list[bytes] = []
         for at in range(0, len(rows), PAGES_A_STEP):
             some = rows[at : at + PAGES_A_STEP]
             with self._lock:  # pages may have left since, and others may have their rows
-                found += self._index.keys(some[self._index.footprints(some) > 0])
+                found += self._pages.index.keys(some[self._pages.index.footprints(some) > 0])
             time.sleep(0)  # whoever waits for the lock goes first
         return [key for key in found if key.startswith(prefix)]
 
     def tell_keys(self, held: HeldKeys, stop: threading.Event) -> bool:
         """See :meth:`kvstore.tiers.tier.KnownTier.tell_keys`."""
-        return self._told.tell(self._index, held, stop)
+        return self._pages.told.tell(self._pages.index, held, stop)
+
+    def tell(self, events: EventRing) -> None:
+        """Add to ``events`` from now on which pages come and go."""
+        self._pages.events = events
 
     def fingerprints(self) -> list[bytes]:
         """The namespaces that have pages here."""
         with self._lock:
-            return self._index.fingerprints()
+            return self._pages.index.fingerprints()
 
     def used_by(self, fingerprint: bytes) -> int:
         """Bytes of a namespace's pages: whole blocks, and a record each in a header and a footer."""
         with self._lock:
-            return self._index.bytes_of(fingerprint)
+            return self._pages.index.bytes_of(fingerprint)
 
     def statistics(self, limit_bytes: int) -> TierStatistics:
         """A frozen view of the counters."""
         with self._lock:
             return TierStatistics(
-                used_bytes=self._used_bytes, limit_bytes=limit_bytes, pages=len(self._index), **self._counts.all()
+                used_bytes=self._used_bytes, limit_bytes=limit_bytes, pages=len(self._pages.index), **self._counts.all()
             )
 
     def all_pages(self) -> list[tuple[Place, bytes]]:
         """Every page, by place."""
         with self._lock:
-            return sorted(self._pages(self._index.all_rows()))
+            return sorted(self._pages.placed(self._pages.index.all_rows()))
 
     # -- gauges, counters, limits ------------------------------------------------------------------------------------
 
@@ -151,16 +134,15 @@ class DiskCatalog:
     def touch(self, keys: Sequence[bytes]) -> list[bool]:
         """Note that pages were used. Returns which are here."""
         with self._lock:
-            rows = self._index.find(keys)
-            self._index.touch(rows[rows >= 0], self._tick)
+            rows = self._pages.index.find(keys)
+            self._pages.index.touch(rows[rows >= 0], self._tick)
         return [row >= 0 for row in rows.tolist()]
 
     def clear(self) -> None:
         """Forget all pages, and leave the counters to who opens the tier next."""
         with self._lock:
-            self._index = PageIndex()
-            self._quotas = Quotas(self._index)
-            self._told.end()
+            self._pages.clear()
+            self._quotas = Quotas(self._pages.index)
             self._counts.detach()
 
     # -- opening -----------------------------------------------------------------------------------------------------
@@ -173,32 +155,17 @@ class DiskCatalog:
             segment: is told its tombstones, and whether its pages are encrypted.
             records: in the order in which they were written (``record.RECORDS``).
         """
-        joined = records["key"].tobytes()
-        keys = [joined[at : at + KEY_BYTES] for at in range(0, len(joined), KEY_BYTES)]
-        is_tombstone = records["codec"] == record.TOMBSTONE
-        segment.encrypted = segment.encrypted or bool((records["codec"] == record.AES_GCM).any())
         with self._lock:
             # None of them counts as in recent use, but those of newer segments were used later.
             self._tick = self._recent_bytes + age + 1
-            if not is_tombstone.any() and len(set(keys)) == len(keys):
-                self._put(segment.id, keys, records, age)
-                return
-            for at, key in enumerate(keys):  # in order: a page may come, go and come again
-                if is_tombstone[at]:
-                    segment.add_tombstones([key])
-                    self._forget([key], pending=False)
-                else:
-                    self._put(segment.id, [key], records[at : at + 1], age)
+            self._pages.replay(segment, records, age)
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def find(self, keys: Sequence[bytes]) -> list[Asked]:
         """Those of the pages that are here."""
         with self._lock:
-            rows = self._index.find(keys)
-            here = np.flatnonzero(rows >= 0)
-            places = self._index.places(rows[here])
-        return [Asked(*each) for each in zip(here.tolist(), rows[here].tolist(), places, strict=True)]
+            return self._pages.find(keys)
 
     def note_reads(
         self, keys: Sequence[bytes], asked: Sequence[Asked], fetched: Fetched, into: Sequence[PageBytes]
@@ -226,17 +193,17 @@ class DiskCatalog:
                     answers[position] = checksum
                     read_bytes += len(into[position])
                     touched.append(row)
-                    if self._unreadable:
-                        self._unreadable.discard(key)
+                    if self._pages.unreadable:
+                        self._pages.unreadable.discard(key)
                 elif outcome is Outcome.CORRUPT:
                     corrupt += 1
-                    if self._place_of(key) == place:
-                        self._forget([key])
+                    if self._pages.place_of(key) == place:
+                        self._pages.forget([key])
                 # By now the page may have left and come back: what was learnt holds for the place that was read.
-                elif outcome is Outcome.FAILED and self._place_of(key) == place:
-                    self._unreadable.add(key)
+                elif outcome is Outcome.FAILED and self._pages.place_of(key) == place:
+                    self._pages.unreadable.add(key)
             if touched:  # a row may have got another page by now, which then counts as read: no harm
-                self._index.touch(np.array(touched, np.int64), self._tick)
+                self._pages.index.touch(np.array(touched, np.int64), self._tick)
         missed = answers.count(None)
         self._counts.add(
             asked=len(keys),
@@ -268,12 +235,12 @@ class DiskCatalog:
         wanted: dict[bytes, Entry] = {}
         keys = [page.key for page in pages]
         with self._lock:
-            rows = self._index.find(keys)
+            rows = self._pages.index.find(keys)
             here = rows >= 0
-            self._index.touch(rows[here], self._tick)
+            self._pages.index.touch(rows[here], self._tick)
             possible = {length: length > 0 and fits(length) for length in {len(page.payload) for page in pages}}
             for (key, checksum, payload, _), known in zip(pages, here.tolist(), strict=True):
-                if key in wanted or (known and key not in self._unreadable):
+                if key in wanted or (known and key not in self._pages.unreadable):
                     continue
                 if key in corrupt:
                     self._counts.add(corrupt=1)
@@ -291,8 +258,8 @@ class DiskCatalog:
     def enforce_quotas(self, keys: Sequence[bytes]) -> int:
         """After a call that wrote these: evict pages of its namespaces that are over their quotas. Returns how many."""
         with self._lock:
-            leaving = self._index.keys(self._quotas.leaving(keys))
-            self._forget(leaving)
+            leaving = self._pages.index.keys(self._quotas.leaving(keys))
+            self._pages.forget(leaving)
             self._counts.add(evicted=len(leaving))
         return len(leaving)
 
@@ -319,26 +286,23 @@ class DiskCatalog:
                 self._tick += record.padded_in_all(records["length"].tolist())
                 written = sum([0 if payload is None else len(payload) for _, _, payload in entries])
                 self._counts.add(stored=len(keys), written_bytes=written)
-            self._put(segment, keys, records, self._tick)
+            self._pages.put(segment, keys, records, self._tick)
             # Settled, by this tombstone or by the page that comes after what it would have hidden.
-            self._pending_tombstones.difference_update([entry.key for entry in entries])
-            self._unreadable.difference_update(keys)
+            self._pages.tombstones.settled([entry.key for entry in entries])
+            self._pages.unreadable.difference_update(keys)
 
     def publish_stored(self, pages: Sequence[PageWrite], written: Container[bytes]) -> None:
         """After a call that wrote: add to ``events`` which of the pages that it wrote are here now."""
-        if not self.events.wanted:
-            return
-        with self._lock:
-            rows = self._index.find([page.key for page in pages]).tolist()
-            here = [page for page, row in zip(pages, rows, strict=True) if row >= 0 and page.key in written]
-            self.events.stored(_TIER, [(page.key, page.parent) for page in here])
+        if self._pages.events.wanted:
+            with self._lock:
+                self._pages.publish_stored(pages, written)
 
     def note_failed_append(self, segment: int, keys: Sequence[bytes]) -> None:
         """An append failed, or was late, but may have left whole pages in the segment: these must not come back."""
         with self._lock:
-            self._dead.add(keys, [segment] * len(keys))
-            rows = self._index.find(keys).tolist()
-            self._pending_tombstones.update(key for key, row in zip(keys, rows, strict=True) if row < 0)
+            self._pages.tombstones.superseded(keys, [segment] * len(keys))
+            rows = self._pages.index.find(keys).tolist()
+            self._pages.tombstones.want([key for key, row in zip(keys, rows, strict=True) if row < 0])
 
     # -- removal; callers hold the log lock ---------------------------------------------------------------------------
 
@@ -351,78 +315,62 @@ class DiskCatalog:
         keys = list(dict.fromkeys(keys))  # none twice
         absent = [key for key, here in zip(keys, self.contains(keys), strict=True) if not here]
         with self._lock:
-            if absent and len(self._dead):
-                dead = self._dead.anywhere(absent)
-                self._pending_tombstones.update(key for key, is_dead in zip(absent, dead, strict=True) if is_dead)
+            self._pages.tombstones.want_where_dead(absent)
         count = 0
         segments: set[int] = set()
         for at in range(0, len(keys), PAGES_A_STEP):
             with self._lock:
-                rows = self._index.find(keys[at : at + PAGES_A_STEP])
+                rows = self._pages.index.find(keys[at : at + PAGES_A_STEP])
                 rows = rows[rows >= 0]
                 count += len(rows)
-                segments.update(place.segment for place in self._index.places(rows))
-                self._forget(self._index.keys(rows))
+                segments.update(place.segment for place in self._pages.index.places(rows))
+                self._pages.forget(self._pages.index.keys(rows))
             time.sleep(0)  # whoever waits for the lock goes first
         return count, segments
 
     def pending_tombstones(self) -> list[bytes]:
         """Keys that were removed, and whose tombstones are not written yet."""
         with self._lock:
-            return list(self._pending_tombstones)
+            return self._pages.tombstones.pending
 
     def still_pending(self, keys: Sequence[bytes]) -> list[bytes]:
         """Those of the keys whose tombstones are still to be written."""
         with self._lock:
-            return [key for key in keys if key in self._pending_tombstones]
+            return self._pages.tombstones.still_pending(keys)
 
     # -- reclaiming segments; callers hold the log lock ---------------------------------------------------------------
 
     def bytes_by_segment(self, segments: Sequence[int]) -> tuple[list[int], list[int]]:
         """Bytes of the pages in each segment: of all, and of those in recent use. Without this lock: see above."""
-        return self._index.bytes_by_segment(segments, self._tick - self._recent_bytes)
+        return self._pages.index.bytes_by_segment(segments, self._tick - self._recent_bytes)
 
     def has_pages_in(self, segment: int) -> bool:
         """Whether any page lies in a segment."""
         with self._lock:
-            return len(self._index.rows_in(segment)) > 0
+            return len(self._pages.index.rows_in(segment)) > 0
 
     def recently_read_in(self, segment: int) -> list[tuple[Place, bytes]]:
         """The pages of a segment that were read there recently; the latest first."""
         with self._lock:
-            return self._pages(self._index.read_since(self._index.rows_in(segment), self._tick - self._recent_bytes))
+            rows = self._pages.index.rows_in(segment)
+            return self._pages.placed(self._pages.index.read_since(rows, self._tick - self._recent_bytes))
 
     def pages_in(self, segment: int) -> list[tuple[Place, bytes]]:
         """The pages of a segment, by place."""
         with self._lock:
-            return self._pages(self._index.rows_in(segment))
+            return self._pages.placed(self._pages.index.rows_in(segment))
 
     def still_at(self, pages: Sequence[tuple[Place, bytes]]) -> list[bool]:
         """Which of the pages still lie at these places."""
         with self._lock:
-            return [self._place_of(key) == place for place, key in pages]
+            return [self._pages.place_of(key) == place for place, key in pages]
 
     def tombstones_needed(self, segment: Segment, *, behind_unread: bool) -> list[bytes]:
-        """The keys that need a new tombstone when a segment is deleted: older segments hold dead records of them.
-
-        These are keys of pages in it, and keys that its own tombstones hide now.
-
-        Args:
-            segment: that is to be deleted.
-            behind_unread: whether an older one could not be read, of which nobody knows what it holds.
-        """
+        """See :meth:`Tombstones.needed <kvstore.tiers.disk.tombstones.Tombstones.needed>`."""
         with self._lock:
-            return self._tombstones_needed(segment, behind_unread)
-
-    def _tombstones_needed(self, segment: Segment, behind_unread: bool) -> list[bytes]:
-        tombstones = list(dict.fromkeys(segment.tombstones))
-        rows = self._index.find(tombstones).tolist()
-        # A page of the key that lies in another segment hides the rest as well.
-        keys = [key for key, row in zip(tombstones, rows, strict=True) if row < 0]
-        if behind_unread or not len(self._dead):
-            return keys if behind_unread else []
-        keys += self._index.keys(self._index.rows_in(segment.id))
-        return [key for key, dead in zip(keys, self._dead.older(keys, segment.id), strict=True) if dead]
+            keys = self._pages.index.keys(self._pages.index.rows_in(segment.id))
+            hidden = self._pages.hidden_by(segment)
+            return self._pages.tombstones.needed(segment.id, hidden, keys, behind_unread=behind_unread)
 
     def evict_segment(self, segment: Segment, *, behind_unread: bool) -> tuple[list[bytes], list[bytes]]:
         """Take the pages of a segment out of the index.
@@ -431,68 +379,21 @@ class DiskCatalog:
             Their keys, and the :meth:`tombstones_needed`, which are pending from now on.
         """
         with self._lock:
-            needed = self._tombstones_needed(segment, behind_unread)
-            rows = self._index.rows_in(segment.id)
-            leaving = self._index.keys(rows)
-            self._index.remove(rows)
-            self._told.left(rows, leaving)
-            self._unreadable.difference_update(leaving)
-            self.events.removed(_TIER, leaving)
+            rows = self._pages.index.rows_in(segment.id)
+            leaving = self._pages.index.keys(rows)
+            hidden = self._pages.hidden_by(segment)
+            needed = self._pages.tombstones.needed(segment.id, hidden, leaving, behind_unread=behind_unread)
+            self._pages.take_out(rows, leaving)
             self._counts.add(evicted=len(leaving))
-            self._pending_tombstones.update(needed)
+            self._pages.tombstones.want(needed)
         return leaving, needed
 
     def segment_not_deleted(self, segment: int, keys: Sequence[bytes]) -> None:
         """The segment that these pages were evicted with is still there: their records in it are dead."""
         with self._lock:
-            self._dead.add(keys, [segment] * len(keys))
+            self._pages.tombstones.superseded(keys, [segment] * len(keys))
 
     def segment_deleted(self, segment: int) -> None:
         """A segment's file is gone: what it alone held needs no tombstone any more."""
         with self._lock:
-            keys = list(self._pending_tombstones)
-            before = self._dead.anywhere(keys)
-            self._dead.drop(segment)
-            after = self._dead.anywhere(keys)
-            self._pending_tombstones.difference_update(
-                key for key, was, is_dead in zip(keys, before, after, strict=True) if was and not is_dead
-            )
-
-    # -- the index; the caller holds the lock ------------------------------------------------------------------------
-
-    def _pages(self, rows: Rows) -> list[tuple[Place, bytes]]:
-        return list(zip(self._index.places(rows), self._index.keys(rows), strict=True))
-
-    def _place_of(self, key: bytes) -> Place | None:
-        rows = self._index.find([key])
-        return self._index.places(rows)[0] if rows[0] >= 0 else None
-
-    def _put(self, segment: int, keys: Sequence[bytes], records: npt.NDArray[np.void], tick: int) -> None:
-        """Pages, none twice, lie in a segment now."""
-        rows = self._supersede(keys)
-        new = rows < 0
-        ids = np.full(len(keys), segment, np.uint64)
-        rows = self._index.put(keys, ids, records["offset"], records["length"], records["checksum"], tick, rows)
-        self._told.came(rows, keys, new)
-
-    def _supersede(self, keys: Sequence[bytes]) -> Rows:
-        """The records of these pages, where they have any, are dead from now on. Returns the pages' rows."""
-        rows = self._index.find(keys)
-        known = np.flatnonzero(rows >= 0)
-        if len(known):
-            places = self._index.places(rows[known])
-            self._dead.add([keys[at] for at in known.tolist()], [place.segment for place in places])
-        return rows
-
-    def _forget(self, keys: Sequence[bytes], *, pending: bool = True) -> None:
-        """Take pages out of the index; their records stay in the log, to be hidden by tombstones."""
-        rows = self._supersede(keys)
-        here = [key for key, row in zip(keys, rows.tolist(), strict=True) if row >= 0]
-        rows = rows[rows >= 0]
-        if self.events.wanted:
-            self.events.removed(_TIER, here)
-        self._index.remove(rows)
-        self._told.left(rows, here)
-        self._unreadable.difference_update(keys)
-        if pending:
-            self._pending_tombstones.update(keys)
+            self._pages.tombstones.segment_deleted(segment)

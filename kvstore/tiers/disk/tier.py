@@ -267,7 +267,7 @@ class DiskTier:
 
     def tell(self, events: EventRing) -> None:
         """Add to ``events`` from now on which pages come and go here."""
-        self._catalog.events = events
+        self._catalog.tell(events)
 
     def used_by(self, prefix: bytes) -> int:
         """Bytes of a namespace's pages: whole blocks, and a record each in a header and a footer. No I/O."""

@@ -166,8 +166,9 @@ class Bucket:
 
         def collect() -> list[Listed]:
             found = []
-            for some in self._obstore.list(self._reads, prefix, offset=behind, chunk_size=1000):
-                self._count("list")
+            for page, some in enumerate(self._obstore.list(self._reads, prefix, offset=behind, chunk_size=1000)):
+                if page:  # the first one is counted below, also where it is empty
+                    self._count("list")
                 for each in some:
                     mark = f"{each['e_tag']} {each['last_modified'].timestamp()} {each['size']}"
                     found.append(Listed(each["path"], each["size"], mark, each["e_tag"] or mark))

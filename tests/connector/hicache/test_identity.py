@@ -128,6 +128,13 @@ def test_an_adapter_is_its_files(layout: Callable[..., Layout], tmp_path: Path) 
     assert layout(**given).fingerprint == before
     (adapter / "adapter_model.safetensors").write_bytes(b"two")  # under the same name, at the same path
     assert layout(**given).fingerprint != before
+    assert layout(arguments={"uno_lora_path": str(adapter)}).fingerprint not in (before, layout().fingerprint)
+
+
+def test_adapters_that_are_ignored(layout: Callable[..., Layout]) -> None:
+    """Where adapters are off, SGLang leaves those that are named as they were typed."""
+    given = {"enable_lora": False, "lora_paths": ["a=/nowhere", {"lora_name": "b", "lora_path": "/nowhere"}]}
+    assert layout(arguments=given).fingerprint == layout().fingerprint
 
 
 def test_weights_that_are_nowhere_are_an_error(tmp_path: Path) -> None:

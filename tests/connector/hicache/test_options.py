@@ -29,6 +29,7 @@ def test_nothing_of_ours_is_needed() -> None:
         ({"url": 5}, "url must be a string, got 5"),
         ({"interface_v1": 0}, "'interface_v1' must be 1, got 0"),
         ({"url": "embedded:///var/lib/kvstore"}, "start a node with 'kvstore serve'"),
+        ({"url": "run/kvstore.sock"}, "url must be as unix:///run/kvstore.sock, .* got 'run/kvstore.sock'"),
     ],
 )
 def test_what_is_wrong_is_said(given: dict[str, Any], says: str) -> None:

@@ -227,6 +227,16 @@ def test_what_is_not_finished_is_not_kept(front, decode):
         assert not is_hit(ask(proxy, seed=number)[1]), mode
 
 
+def test_a_stream_that_ends_without_a_finish_reason_is_not_kept(front, decode):
+    """A body of it could not be told for another reason: it has no usage."""
+    proxy = front()
+    decode.behave("ok")
+    ask(proxy, stream=True)
+    wait_until(lambda: proxy.metric('kept_total{outcome="unfinished"}', "kvstore_responses_") == 1)
+    assert proxy.metric('kept_total{outcome="stored"}', "kvstore_responses_") == 0
+    assert not is_hit(ask(proxy, stream=True)[1])
+
+
 def test_a_stream_whose_instance_dies_is_not_kept(front, decode):
     proxy = front()
     decode.behave("die-after:3")

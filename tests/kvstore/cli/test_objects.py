@@ -77,3 +77,15 @@ def test_the_benchmark_finds_all_that_it_wrote_and_leaves_nothing(
     told = json.loads(capsys.readouterr().out)
     assert told["written"] == told["found"] == told["pages"] == 16
     assert not server.names("fleet/bench-")
+
+
+@pytest.mark.parametrize(("status", "told"), [(404, "404"), (403, "403")])
+def test_a_bucket_that_can_not_be_written_is_said_in_a_line(
+    server: S3Server, capsys: pytest.CaptureFixture[str], status: int, told: str
+) -> None:
+    server.faults.status = status
+    assert main(["bench", "objects", URL, "--bytes", "1MiB", "--page", "256KiB", "--json"]) == 1
+    said = capsys.readouterr().err
+    assert f"{URL} can't be measured" in said
+    assert told in said
+    assert "AKTEST" not in said

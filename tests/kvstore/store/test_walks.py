@@ -122,7 +122,7 @@ def test_no_hold_of_the_disk_tiers_lock_treats_more_than_a_few_pages(
         assert all(tier.write(pages))
         holds = CountingLock(tier._catalog._lock)
         monkeypatch.setattr(tier._catalog, "_lock", holds)
-        index = tier._catalog._index
+        index = tier._catalog._pages.index
 
         def counted(what: str, method: Any) -> Any:
             def count(rows: Any) -> Any:

@@ -1,7 +1,8 @@
 """The backend, with a place to kill its node at: each call to the node, and each copy, of each of its methods.
 
-``KVSTORE_TEST_KILL`` names a file. It says ``method step moment process``: at that step of the next call of that
-method, ``before`` or ``behind`` it, or in the ``middle`` of a copy, the process gets SIGKILL. Then the file is removed.
+``KVSTORE_TEST_KILL`` names a file. It says ``method step moment process signal``: at that step of the next call of that
+method, ``before`` or ``behind`` it, or in the ``middle`` of a copy, the process gets the signal, or the group of
+processes where the number is negative. Without a signal it is SIGKILL. Then the file is removed.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ def _step(moment: str) -> None:
     """The node is killed if this is the moment."""
     path = Path(os.environ["KVSTORE_TEST_KILL"])
     with suppress(OSError):
-        method, step, when, process = path.read_text().split()
+        method, step, when, process, *number = path.read_text().split()
         if (method, int(step), when) == (getattr(_call, "method", ""), getattr(_call, "step", 0), moment):
-            os.kill(int(process), signal.SIGKILL)
+            os.kill(int(process), int(*number) or signal.SIGKILL)
             path.unlink()
 
 

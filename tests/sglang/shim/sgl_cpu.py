@@ -21,6 +21,15 @@ def pinning(module):
     module._cuda_host_register = lambda *args, **kwargs: None
 
 
+def plain_memory(module):
+    def unpinned(make):
+        return lambda *args, pin_memory=False, **kwargs: make(*args, **kwargs)
+
+    for name in ("tensor", "zeros", "empty", "arange"):
+        setattr(torch, name, unpinned(getattr(torch, name)))
+    torch.Tensor.pin_memory = lambda self, *args: self
+
+
 def latent_attention(module):
     # torch_native attends to what lies in the pool, which is latents: so every step is the absorbed form, also that of
     # a prompt of which nothing is known yet

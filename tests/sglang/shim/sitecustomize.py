@@ -3,6 +3,7 @@
 sgl_kernel        every name in it exists and raises when it is *called* (its wheels on PyPI are CUDA only)
 torchvision       imports without its compiled half, when that half was built for another torch than the one here
 pool_host.*       get the host<->device copies that are missing on a CPU, see sgl_cpu.py
+lora              asks for pinned memory, and gets plain one
 deepseek_common   takes the form of latent attention that a CPU's attention backend can compute
 """
 
@@ -111,6 +112,7 @@ sys.meta_path[:0] = [
             POOLS + "common": "pinning",
             POOLS + "mha": "copies",
             POOLS + "mla": "copies",
+            "sglang.srt.lora.layers": "plain_memory",
             "sglang.srt.models.deepseek_common.attention_backend_handler": "latent_attention",
         }
     ),

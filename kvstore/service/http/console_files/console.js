@@ -117,6 +117,8 @@ function showTiers(tiers) {
     const head = made("div", undefined, "bar");
     head.append(made("b", `${name} ${percent(tier.used, tier.limit)}`), made("span", tier.state, "badge " + tier.state));
     card.append(head, bar, made("small", `${bytes(tier.used)} of ${bytes(tier.limit)}, ${count(tier.pages)} pages`));
+    const asked = Object.entries(tier.requests).map(([request, times]) => `${count(times)} ${request}`);
+    if (asked.length) card.append(made("small", `requests: ${asked.join(", ")}; about ${tier.dollars.toFixed(2)} USD`));
     if (tier.state === "degraded" || tier.state === "down") {
       const since = tier.since ? ` since ${clock(tier.since)} (${duration(Math.max(0, node.time - tier.since))})` : "";
       card.append(made("p", `${tier.state}${since}${tier.reason ? ": " + tier.reason : ""}`, "reason"));

@@ -34,6 +34,7 @@ def test_flags_that_are_right() -> None:
     assert check_flags(json.dumps(EXTRA), SOCKET) == [verdict]
     (unnamed,) = check_flags(command(url=None), SOCKET)
     assert (unnamed.level, "the node that it finds by itself" in unnamed.text) == (OK, True)
+    assert check_flags(command("--load-format safetensors", "--weight-cache-mode off"), SOCKET) == [verdict]
 
 
 @pytest.mark.parametrize(
@@ -55,6 +56,9 @@ def test_flags_that_are_right() -> None:
         (command("--hicache-mem-layout page_head"), FAIL, "page_head is not kept"),
         (command("--hicache-storage-prefetch-policy best_effort"), WARN, "best_effort"),
         (command("--hicache-write-policy write_back"), WARN, "write_back"),
+        (command("--trust-mm-content-hashes"), WARN, "keys are what callers say"),
+        (command("--load-format dummy"), FAIL, "with --load-format dummy the weights are not those in the model's"),
+        (command("--kt-weight-path /w"), FAIL, "with --kt-weight-path the model is not what its folder says"),
     ],
 )
 def test_flags_that_are_wrong(given: str, level: str, says: str) -> None:

@@ -371,6 +371,22 @@ class TestTiers:
         )
         assert browser.run("document.querySelector('.tier.arena .reason')") is None
 
+    def test_what_is_asked_of_object_storage_and_what_it_costs(self, node, browser):
+        console = node._web._console
+        status = console._status
+
+        def paid() -> Status:
+            told = status()
+            arena, disk = told.tiers
+            asked = {"get": 200_000, "put": 3000}
+            objects = dataclasses.replace(disk, name="objects", requests=asked, requests_dollars=0.25)
+            return dataclasses.replace(told, tiers=(arena, objects))
+
+        console._status = paid
+        show(browser, node)
+        assert "requests: 200,000 get, 3,000 put; about 0.25 USD" in text(browser, ".tier.objects")
+        assert "requests" not in text(browser, ".tier.arena")
+
 
 class TestNamespaces:
     @pytest.fixture

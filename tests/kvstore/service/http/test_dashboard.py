@@ -75,6 +75,35 @@ def test_the_configuration_is_one_and_the_alerts_are_rules():
     assert "1 rule files found" in checked.stdout
 
 
+@pytest.mark.skipif(PROMTOOL is None, reason="no promtool is installed")
+def test_the_alert_of_similar_answers_comes_when_checks_shut_them_and_goes_when_they_are_opened(tmp_path: Path):
+    series = 'kvstore_responses_similar_shut{instance="proxy:8000"}'
+    alert = {"exp_labels": {"severity": "warning", "instance": "proxy:8000"}}
+    text = "proxy:8000: too many answers to similar prompts were wrong, and all are computed now"
+
+    def at(minutes: int, alerts: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"eval_time": f"{minutes}m", "alertname": "KvstoreSimilarAnswersShut", "exp_alerts": alerts}
+
+    rule = ALERTS.read_text().split("alert: KvstoreSimilarAnswersShut")[1].split("- alert:")[0]
+    description = " ".join(rule.split("description: >-")[1].split())
+    shown = alert | {"exp_annotations": {"summary": text, "description": description}}
+    tests = {
+        "rule_files": [str(ALERTS)],
+        "evaluation_interval": "1m",
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [{"series": series, "values": "0 0 1 1 0"}],
+                "alert_rule_test": [at(1, []), at(3, [shown]), at(4, [])],
+            }
+        ],
+    }
+    (tmp_path / "tests.yml").write_text(json.dumps(tests))
+    command = [str(PROMTOOL), "test", "rules", str(tmp_path / "tests.yml")]
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
 class Prometheus:
     """A server of its own, which scrapes one node every second."""
 

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_clock import FakeClock
 from made_pages import make_page, read_pages
-from s3_server import Faults, S3Server
+from s3_server import URL, Faults, S3Server
 
+from kvstore.breaker import State
 from kvstore.errors import ConfigError, ResourceError
 from kvstore.status import TierState
 from kvstore.tiers.objects import ObjectTier, known_packs
+from kvstore.tiers.objects import bucket as bucket_module
+from kvstore.tiers.objects.bucket import Bucket
 
 Open = Callable[..., ObjectTier]
 PAGES = [make_page(n, 50_000) for n in range(12)]
@@ -68,6 +74,21 @@ class TestReads:
         assert counts.corrupt + counts.errors + counts.late > 0
         server.faults = Faults()
         eventually(lambda: all(read_pages(tier, PAGES)), "it heals")
+
+    def test_ranges_of_several_packs_are_asked_for_side_by_side(self, open_objects: Open, server: S3Server) -> None:
+        """None is answered before the other one has come."""
+        tier = open_objects(interval=3600.0)
+        for page in PAGES[:2]:
+            assert tier.write([page]) == [True]
+        both = threading.Barrier(2, timeout=15.0)
+
+        def wait(method: str, name: str) -> bool:
+            if packs_alone(method, name):
+                both.wait()
+            return False
+
+        server.faults = Faults(only=wait)
+        assert read_pages(tier, PAGES[:2]) == [True, True]
 
     def test_an_empty_server_is_forgotten_at_once(self, open_objects: Open, server: S3Server) -> None:
         """Packs that are gone are misses, and nobody is told again that they are there."""
@@ -170,6 +191,37 @@ class TestWrites:
             tier.remove([page.key for page in PAGES[:6]])
         server.faults = Faults()
         eventually(lambda: sum(other.contains([page.key for page in PAGES])) == 6, "the other one hears of it")
+
+
+class TestBackoff:
+    @pytest.mark.parametrize("status", [429, 503])
+    def test_a_server_that_has_too_much_to_do_is_asked_less_and_less(self, status: int, server: S3Server) -> None:
+        """Each request is tried three times, further apart; behind four that fail in a row none is made for a while,
+        which doubles with each that fails then."""
+        clock = FakeClock()
+        bucket = Bucket(URL, 20.0, clock.monotonic)
+        server.faults.status = status
+        pauses = []
+        for failures in (bucket_module.FAILURES, 1, 1, 1):
+            assert bucket.may_read
+            for _ in range(failures):
+                with pytest.raises(OSError, match=str(status)):
+                    bucket.get("x")
+            assert not bucket.may_read
+            assert bucket.may_write, "writes may go well all the same"
+            began = clock.now
+            while bucket.reading.state is State.OPEN:
+                clock.now += bucket_module.FIRST_PAUSE / 4
+            pauses.append(clock.now - began)
+        assert [later / before for before, later in pairwise(pauses)] == [2.0, 2.0, 2.0]
+        requests = bucket_module.FAILURES + 3
+        assert requests < len(server.requests) <= 3 * requests
+        server.faults.status = 0
+        server.put("fleet/x", b"well")
+        assert bucket.may_read
+        assert bucket.get("x") == b"well"
+        assert bucket.reading.state is State.CLOSED
+        bucket.close()
 
 
 class TestOthers:

@@ -268,6 +268,29 @@ class TestKeys:
         assert read_pages(open_objects(keys=[KEYS[0]]), [page]) == [False]
         assert read_pages(open_objects(), [page]) == [True]
 
+    @pytest.mark.parametrize("keys", [[], KEYS[:1]], ids=["open", "encrypted"])
+    def test_a_page_is_authenticated_by_its_key(self, keys: list[bytes], open_objects: Open, server: S3Server) -> None:
+        """Somebody with rights to the bucket says of one page that it lies where another one does, checksum and all.
+        Without encryption nothing is there to see that by."""
+        pages = [make_page(n, 50_000) for n in range(2)]
+        assert all(open_objects(keys=keys, interval=3600.0).write(pages))
+        (name,) = server.names("fleet/index/")
+        content = index_object.decode_index(server.objects[name].body)
+        assert content is not None
+        [(pack, records)] = content.packs
+        swapped = records.copy()
+        swapped["key"] = records["key"][::-1]
+        server.put(name, index_object.encode_index(index_object.IndexContent([(pack, swapped)])))
+        reader = open_objects(keys=keys, interval=3600.0)
+        assert reader.contains([page.key for page in pages]) == [True, True]
+        into = [np.zeros(50_000, np.uint8) for _ in pages]
+        sums = reader.read([page.key for page in pages], into)
+        assert reader.statistics().corrupt == (2 if keys else 0)
+        if keys:
+            assert sums == [None, None]
+        else:
+            assert np.array_equal(into[0], pages[1].payload)
+
     def test_who_lacks_the_key_of_a_dead_writer_leaves_its_packs(self, open_objects: Open, server: S3Server) -> None:
         page = make_page(1, 50_000)
         first = open_objects(keys=[KEYS[0]])
