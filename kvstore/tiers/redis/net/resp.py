@@ -44,7 +44,10 @@ _MOST_BUFFERS = 64
 _MOST_REPLY_BYTES = 64 << 20
 """Longest reply that was not asked for by its length, and most elements of one: beyond it, the peer talks nonsense."""
 _MOST_DEPTH = 4
-_BULK = ord("$")
+_MANY = 8
+"""Arguments of one length from which on they are written together."""
+_END = b"\r\n"
+_NIL = b"$-1\r\n"
 _TIMEVAL = struct.Struct("@ll")
 
 
@@ -54,6 +57,9 @@ def encode(commands: Sequence[Sequence[Argument]]) -> list[Buffer]:
     small: list[bytes] = []
     for command in commands:
         small.append(b"*%d\r\n" % len(command))
+        if (alike := _alike(command)) is not None:
+            small.append(alike)
+            continue
         for argument in command:
             if isinstance(argument, bytes) and len(argument) < _JOIN_BYTES:
                 small.append(b"$%d\r\n%b\r\n" % (len(argument), argument))
@@ -71,6 +77,20 @@ def encode(commands: Sequence[Sequence[Argument]]) -> list[Buffer]:
             small.append(b"\r\n")
     out.append(b"".join(small))
     return out
+
+
+def _alike(arguments: Sequence[Argument]) -> bytes | None:
+    """Many short arguments, all but the first of one length, as the names of pages are: without a step of Python for
+    each. None: others."""
+    names = [argument for argument in arguments[1:] if isinstance(argument, bytes)]
+    lengths = set(map(len, names))
+    if len(names) < max(_MANY, len(arguments) - 1) or len(lengths) > 1 or max(lengths) >= _JOIN_BYTES:
+        return None
+    first = arguments[0]
+    if not isinstance(first, bytes):
+        return None
+    before = b"\r\n$%d\r\n" % lengths.pop()
+    return b"$%d\r\n%b%b%b\r\n" % (len(first), first, before, before.join(names))
 
 
 class RespSocket:
@@ -162,18 +182,30 @@ class RespSocket:
         return number
 
     def _array(self, number: int, deadline: float, depth: int) -> list[Reply]:
-        """Elements of an array; most are short strings that are all here."""
-        out: list[Reply] = []
-        for _ in range(number):
-            at = self._buffer.find(b"\r\n", self._start, self._end)
-            length = self._buffer[self._start + 1 : at]
-            if at > self._start and self._buffer[self._start] == _BULK and length.isdigit():
-                end = at + 2 + int(length)
-                if end + 2 <= self._end and self._buffer[end : end + 2] == b"\r\n":
-                    out.append(bytes(self._view[at + 2 : end]))
-                    self._start = end + 2
-                    continue
-            out.append(self.receive(deadline, depth=depth))
+        """Elements of an array; most are nil, or strings as long as the one before, and all here."""
+        buffer, out = self._buffer, list[Reply]()
+        head, length = _NIL, 0
+        while len(out) < number:
+            start, end = self._start, self._end
+            left = number - len(out)
+            while left and buffer.startswith(_NIL, start, end):
+                start += len(_NIL)
+                out.append(None)
+                left -= 1
+            while left and buffer.startswith(head, start, end):
+                begin = start + len(head)
+                if not length or not buffer.startswith(_END, begin + length, end):
+                    break
+                out.append(bytes(self._view[begin : begin + length]))
+                start = begin + length + len(_END)
+                left -= 1
+            self._start = start
+            if left and not buffer.startswith(_NIL, start, end):
+                value = self.receive(deadline, depth=depth)
+                out.append(value)
+                if isinstance(value, bytes):
+                    length = len(value)
+                    head = b"$%d\r\n" % length
         return out
 
     def _end_of_bulk(self, deadline: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
+import threading
 import time
 from collections.abc import Iterator
 
@@ -34,6 +35,56 @@ def test_requests_are_what_redis_reads() -> None:
         == b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$5003\r\nab" + bytes(5000) + b"c\r\n*2\r\n$3\r\nGET\r\n$1\r\nk\r\n"
     )
     assert any(buffer is large for buffer in sent), "not copied"
+
+
+_SHORT = st.binary(max_size=6)
+_MANY = st.integers(0, 9).flatmap(lambda length: st.lists(st.binary(min_size=length, max_size=length), max_size=40))
+
+
+@given(_SHORT, _MANY | st.lists(_SHORT, max_size=20))
+def test_many_arguments_are_read_as_they_were_written(name: bytes, arguments: list[bytes]) -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        far.sendall(b"".join(encode([[name, *arguments], [b"next"]])))
+        wire = RespSocket(near)
+        assert wire.receive(soon()) == [name, *arguments]
+        assert wire.receive(soon()) == [b"next"]
+
+
+def test_many_large_arguments_are_not_copied() -> None:
+    large = [bytes(5000)] * 20
+    assert [buffer for buffer in encode([[b"MSET", *large]]) if buffer is large[0]] == large
+
+
+def _reply(value: object) -> bytes:
+    if value is None:
+        return b"$-1\r\n"
+    if isinstance(value, bytes):
+        return b"$%d\r\n%b\r\n" % (len(value), value)
+    if isinstance(value, int):
+        return b":%d\r\n" % value
+    assert isinstance(value, list)
+    return b"*%d\r\n" % len(value) + b"".join(map(_reply, value))
+
+
+_VALUE = st.none() | st.just(b"12345") | _SHORT | st.integers(-9, 9)
+
+
+@given(st.lists(_VALUE | st.lists(_VALUE, max_size=5), max_size=60), st.integers(1, 50))
+def test_arrays_are_read_whatever_arrives_at_once(values: list[object], step: int) -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        wire, data = RespSocket(near), _reply(values) + b"+next\r\n"
+
+        def send() -> None:
+            for at in range(0, len(data), step):
+                far.sendall(data[at : at + step])
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        assert wire.receive(soon()) == values
+        assert wire.receive(soon()) == b"next"
+        sender.join()
 
 
 @pytest.mark.parametrize("step", [1, 7, 4096])
