@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "past_caches.h"
 #include "runs.h"
 
 PyObject *core_copy_slots_method(PyObject *module, PyObject *arguments) {
@@ -38,7 +39,10 @@ PyObject *core_copy_slots_method(PyObject *module, PyObject *arguments) {
     Py_BEGIN_ALLOW_THREADS
     for (Py_ssize_t i = 0; i < count; i++) {
         uint8_t *slot = (uint8_t *)arena.buf + at[i];
-        memmove(out ? buffers.pages[i] : slot, out ? slot : buffers.pages[i], length);
+        if (out)
+            memmove(buffers.pages[i], slot, length);
+        else
+            core_copy_past_caches(slot, buffers.pages[i], length);
     }
     Py_END_ALLOW_THREADS
     done = Py_NewRef(Py_None);

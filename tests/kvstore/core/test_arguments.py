@@ -144,6 +144,30 @@ def test_slots_are_filled_and_read_and_those_outside_are_errors() -> None:
             core().copy_slots(arena, wrong, 5000, pages[:1], False)
 
 
+@pytest.mark.parametrize("out", [False, True])
+@given(st.integers(0, 70), st.integers(0, 70), st.integers(0, 200) | st.integers(16_300, 16_600) | st.just(32_768))
+def test_pages_of_any_size_and_alignment_are_copied_whole_and_nothing_beside_them(
+    out: bool, slot: int, page: int, length: int
+) -> None:
+    """Also larger ones, which go past the processor's caches in whole lines."""
+    arena, buffer = np.random.default_rng(length).integers(0, 256, (2, 33_000), np.uint8)
+    expected = [arena.copy(), buffer.copy()]
+    there, here = expected[0][slot : slot + length], expected[1][page : page + length]
+    here[:], there[:] = (there, there) if out else (here, here)
+    core().copy_slots(arena, [slot], length, [buffer[page : page + length]], out)
+    assert np.array_equal(arena, expected[0])
+    assert np.array_equal(buffer, expected[1])
+
+
+@given(st.integers(0, 20_000), st.integers(0, 20_000))
+def test_a_page_that_is_a_view_of_the_arena_is_copied_as_it_was(slot: int, page: int) -> None:
+    arena = np.random.default_rng(0).integers(0, 256, 40_000, np.uint8)
+    expected = arena.copy()
+    expected[slot : slot + 20_000] = arena[page : page + 20_000]
+    core().copy_slots(arena, [slot], 20_000, [arena[page : page + 20_000]], False)
+    assert np.array_equal(arena, expected)
+
+
 @given(data=st.data())
 def test_runs_are_copied_in_order_as_numpy_copies_them(data: st.DataObject) -> None:
     """Also where a run and its target overlap, or a later run reads what an earlier one wrote."""
