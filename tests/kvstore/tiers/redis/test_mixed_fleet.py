@@ -20,7 +20,7 @@ from redis_servers import RedisServer
 from kvstore.tiers.redis import RedisTier
 from kvstore.tiers.redis.format.new_chunk import NewChunk
 from kvstore.tiers.redis.net import scripts
-from kvstore.tiers.redis.net.server import Request
+from kvstore.tiers.redis.net.connection import Request
 from kvstore.tiers.tier import PageWrite
 
 ServersAt = Callable[[str], tuple[list[RedisServer], str]]
