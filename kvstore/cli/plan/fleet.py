@@ -162,7 +162,7 @@ def _print(found: Report, fleet: Fleet, compared: Sequence[tuple[str, float, flo
         table.add_row(
             part.name, f"{part.parts:,}", f"{part.busy:.1%}", f"{part.wanted:.1%}", f"{part.operations:,.0f}",
             f"{part.gigabytes:.3f}", f"{part.wait_p50 * 1e3:.2f} ms", f"{part.wait_p99 * 1e3:.2f} ms",
-            "–" if most is None else f"{most:,} nodes",
+            "–" if most is None else f"{most:,} nodes" if most else "under 1 node",
         )  # fmt: skip
     print_table(table)
     first = found.first
