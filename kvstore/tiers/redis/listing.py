@@ -1,6 +1,8 @@
 """Which pages a namespace has in Redis: its chunks say it, of which each bucket keeps an order.
 
-So what others have there costs nothing. Where a chunk does not say it, all keys of all servers are walked over.
+So what others have there costs nothing. Where a chunk does not say it, all keys of all servers are walked over. An
+entry whose chunk has left (who evicted that died before deleting this) leads to no page and is not named: whoever reads
+it deletes it, or its time to live does.
 """
 
 from __future__ import annotations

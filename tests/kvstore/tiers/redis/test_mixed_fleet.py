@@ -100,5 +100,7 @@ def test_old_and_new_nodes_store_the_same_at_once(
     there = recount(*servers, budget=BUDGET)
     there.check_entries()
     assert there.pages > 0
+    named = new[0].keys(bytes(32))
+    assert sorted(named) == sorted(there.entries)  # whoever stored them
     assert sum(tier.statistics().evicted for tier in tiers) > 0
     assert sum(tier.statistics().corrupt for tier in tiers) == 0
