@@ -154,28 +154,37 @@ def look_at_claims(shape: Shape) -> Cost:
     return Cost(1, chunks, 0, chunks * _encoded([b"GET", name]), chunks * _bulk(key_names.NONCE_BYTES))
 
 
-def refresh(buckets: int, nodes: int = 1) -> Cost:
-    """What a node asks every ``REFRESH_SECONDS`` by itself: what is agreed on, summaries of buckets, what time it is;
-    and its part of what one of so many nodes does for all: it asks the buckets, and puts their summaries."""
+def look(buckets: int) -> Cost:
+    """What a node asks every five seconds, or somewhat sooner, by itself: what is agreed on, summaries of all
+    buckets, what time it is."""
     clocks = len(range(0, buckets, max(1, buckets // CLOCKS)))
     groups = -(-buckets // GROUP)
-    looked = key_names.summary_name(buckets, 10**_NUMBER - 1)
-    value = len(encode_summary([Usage(1, 1, {_NAMESPACE: 1})] * min(GROUP, buckets)))
     sent = sum(_encoded([b"GET", name]) for name in (key_names.BUCKETS, key_names.FORMAT))
-    sent += groups * _encoded([b"GET", looked]) + clocks * _encoded([b"TIME"])
-    received = _bulk(1) + _bulk(2) + clocks * (len(b"*2\r\n") + _bulk(10) + _bulk(6))
-    received += groups * _bulk(value) * (nodes - 1) // nodes  # who asks the buckets has found no summary
-    put = _encoded([b"SET", looked, b"", b"NX", b"PX", b"5000"])
+    sent += groups * _encoded([b"GET", _summary_name(buckets)]) + clocks * _encoded([b"TIME"])
+    received = _bulk(1) + _bulk(2) + clocks * (len(b"*2\r\n") + _bulk(10) + _bulk(6)) + groups * _summary(buckets)
+    return Cost(3, 2 + groups + clocks, 0, sent, received)
+
+
+def ask(buckets: int) -> Cost:
+    """What a look takes more of that node which finds no summaries: it asks the buckets, and puts them for all."""
+    groups = -(-buckets // GROUP)
+    put = _encoded([b"SET", _summary_name(buckets), b"", b"NX", b"PX", b"5000"])
     sums = _sums(buckets)
-    asked = sums.sent_bytes + groups * (2 * put + value)
-    answered = sums.received_bytes + groups * (_NULL + 2 * _OK)
-    return Cost(
-        3 + 3 // nodes,
-        2 + groups + clocks + -(-(buckets + 2 * groups) // nodes),
-        0,
-        sent + asked // nodes,
-        received + answered // nodes,
-    )
+    sent = sums.sent_bytes + groups * (2 * put + _summary_bytes(buckets))
+    received = sums.received_bytes + groups * (_NULL + 2 * _OK - _summary(buckets))
+    return Cost(3, buckets + 2 * groups, 0, sent, received)
+
+
+def _summary_name(buckets: int) -> bytes:
+    return key_names.summary_name(buckets, 10**_NUMBER - 1)
+
+
+def _summary_bytes(buckets: int) -> int:
+    return len(encode_summary([Usage(1, 1, {_NAMESPACE: 1})] * min(GROUP, buckets)))
+
+
+def _summary(buckets: int) -> int:
+    return _bulk(_summary_bytes(buckets))
 
 
 def touch(shape: Shape) -> Cost:

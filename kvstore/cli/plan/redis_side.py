@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
+from kvstore import jitter
 from kvstore.cli.plan import costs
 from kvstore.cli.plan.call_shapes import Shape, typical_shape
 from kvstore.cli.plan.costs import Cost
@@ -227,16 +228,20 @@ class RedisSide:
         return max(shard.thread.free_at for shard in self.shards)
 
     def refreshes(self, nodes: int, seconds: float) -> None:
-        """What nodes ask by themselves every few seconds."""
-        cost = costs.refresh(self.pages.buckets, nodes)
-        times = nodes * seconds / REFRESH_SECONDS
-        self._beside += Cost(*(round(number * times) for number in cost.numbers()))
+        """What nodes ask by themselves every few seconds: each looks at the summaries, one makes them."""
+        pause = jitter.MEAN * REFRESH_SECONDS
+        made = REFRESH_SECONDS + pause / nodes / 2  # they are missed by the next node that looks
         part = len(self.shards)
-        each = cost.commands / part
-        for shard in self.shards:
-            busy = self._rates.trip_seconds * cost.round_trips + each * self._rates.command_seconds
-            size = (cost.sent_bytes + cost.received_bytes) / part
-            shard.thread.background(times * busy, round(times * each), round(times * size))
+        for cost, times in (
+            (costs.look(self.pages.buckets), nodes * seconds / pause),
+            (costs.ask(self.pages.buckets), seconds / made),
+        ):
+            self._beside += Cost(*(round(number * times) for number in cost.numbers()))
+            each = cost.commands / part
+            for shard in self.shards:
+                busy = self._rates.trip_seconds * cost.round_trips + each * self._rates.command_seconds
+                size = (cost.sent_bytes + cost.received_bytes) / part
+                shard.thread.background(times * busy, round(times * each), round(times * size))
 
     # -- which shard is asked what ------------------------------------------------------------------------------------
 

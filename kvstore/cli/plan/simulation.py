@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
+from kvstore import jitter
 from kvstore.catalog.policies import DEFAULT_POLICY, POLICIES
 from kvstore.cli.plan.arena import SimulatedArena
 from kvstore.cli.plan.costs import Cost
@@ -26,8 +27,6 @@ from kvstore.tiers.tier import CLAIM_PAUSE, LONGEST_CLAIM_PAUSE
 
 _GOLDEN = 0.6180339887
 """Multiples of it are spread evenly over a circle."""
-_JITTERED = 0.75
-"""Of a pause of nodes, on average."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,7 +331,7 @@ class Simulation:
 
     def _look_later(self, number: int, claimed: Claimed, pause: float) -> None:
         """Whether another node has sent something is looked at now and then."""
-        self._at(self._now + _JITTERED * pause, lambda: self._look_at_claim(number, claimed, pause))
+        self._at(self._now + jitter.MEAN * pause, lambda: self._look_at_claim(number, claimed, pause))
 
     def _look_at_claim(self, number: int, claimed: Claimed, pause: float) -> None:
         if self._redis is not None and not self._redis.look_at_claim(self._now, claimed):
