@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import random
 
+MEAN = 0.75
+"""Of the seconds that are given, on average."""
+
 
 def jittered(seconds: float) -> float:
     """Somewhat less than so many seconds, anew each time: half of them at the least."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvstore.cli.plan import costs
+from kvstore.cli.plan.call_shapes import typical_shape
 from kvstore.cli.plan.costs import Cost
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "scaling.md"
@@ -23,7 +24,7 @@ def rows() -> list[str]:
     found = []
     for size, length in SIZES.items():
         for kind in ("one server", "Cluster"):
-            shape = costs.typical_shape(PAGES, length, BUCKETS, cluster=kind == "Cluster")
+            shape = typical_shape(PAGES, length, BUCKETS, cluster=kind == "Cluster")
             calls = {
                 "lookup, misses": costs.lookup(shape, 0),
                 "lookup, hits": costs.lookup(shape, PAGES),

@@ -2,55 +2,28 @@
 
 The commands are those that the tier sends (:mod:`kvstore.tiers.redis`), made by the tier's own encoders and cut by its
 own plans, so that bytes are exact but for digits; a test holds all of it against real servers. A call is described by
-its *shape*: how many pages, in how many chunks, buckets and hash slots.
+its *shape* (:mod:`.call_shapes`).
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
-from redis.crc import key_slot
-
+from kvstore.cli.plan.call_shapes import Shape, batches_of
 from kvstore.tiers.redis.buckets import CLOCKS, JUST_PLACED_MS
 from kvstore.tiers.redis.format import key_names
-from kvstore.tiers.redis.format.chunk import CHUNK_BYTES, ChunkHeader, pages_per_chunk, part_sizes
+from kvstore.tiers.redis.format.chunk import ChunkHeader, part_sizes
 from kvstore.tiers.redis.format.entry import PageEntry
-from kvstore.tiers.redis.format.planning import NewPage, plan_chunks
 from kvstore.tiers.redis.format.summary import Usage
 from kvstore.tiers.redis.format.summary import encode as encode_summary
 from kvstore.tiers.redis.net import scripts
 from kvstore.tiers.redis.net.resp import Argument, encode
-from kvstore.tiers.redis.net.server import BATCH_BYTES, BATCH_PAGES
-from kvstore.tiers.redis.quotas import share_of
+from kvstore.tiers.redis.net.server import BATCH_BYTES
 from kvstore.tiers.redis.summaries import GROUP
-from kvstore.tiers.redis.tier import REFRESH_SECONDS
 from kvstore.tiers.tier import KEY_BYTES
-
-__all__ = [
-    "CHUNK_BYTES",
-    "REFRESH_SECONDS",
-    "Cost",
-    "Shape",
-    "agreement",
-    "load",
-    "load_chunks",
-    "load_entries",
-    "lookup",
-    "refresh",
-    "shape_of",
-    "store",
-    "store_chunks",
-    "store_entries",
-    "touch",
-    "touch_chunks",
-    "touch_entries",
-    "typical_shape",
-]
 
 _NUMBER = 2
 """Digits, about, of a bucket's number in a key's name."""
@@ -99,58 +72,10 @@ class Cost:
         return self.round_trips, self.commands, self.scripts, self.sent_bytes, self.received_bytes
 
 
-class Shape(NamedTuple):
-    """How many of what a call is about."""
-
-    pages: int
-    page_bytes: int
-    chunks: tuple[int, ...]
-    """Pages of each chunk."""
-    buckets: int
-    """Different ones of these chunks."""
-    groups: int
-    """Commands that ask for all entries: one in a thousand on a single server, one for each slot in a Cluster."""
-    alone: int
-    """Of these, those that ask for one entry."""
-
-    @property
-    def payload_bytes(self) -> int:
-        """Of its pages."""
-        return self.pages * self.page_bytes
-
-
-def shape_of(keys: Sequence[bytes], page_bytes: int, buckets: int, *, cluster: bool) -> Shape:
-    """The shape of a call for a whole prefix that is stored in one go, in a tier of so many buckets.
-
-    Args:
-        keys: of the pages, head first, 64 bytes each.
-        page_bytes: of each.
-        buckets: in Redis.
-        cluster: whether it is one.
-    """
-    cut = plan_chunks([NewPage(key, page_bytes, place) for place, key in enumerate(keys)])
-    share = share_of(_NAMESPACE, 0, buckets)
-    different = {share.bucket_of(keys[chunk.start]) for chunk in cut}
-    groups = _groups(keys) if cluster else [min(BATCH_PAGES, len(keys) - at) for at in range(0, len(keys), BATCH_PAGES)]
-    return Shape(len(keys), page_bytes, tuple(map(len, cut)), len(different), len(groups), groups.count(1))
-
-
-@lru_cache(1 << 14)
-def typical_shape(pages: int, page_bytes: int, buckets: int, *, cluster: bool) -> Shape:
-    """The shape to be expected of so many pages of a new prefix, wherever hashes put them."""
-    length = pages_per_chunk(page_bytes)
-    chunks = tuple(min(length, pages - at) for at in range(0, pages, length))
-    different = _expected(len(chunks), buckets)
-    if not cluster:
-        return Shape(pages, page_bytes, chunks, different, _runs(pages), int(pages == 1))
-    slots = sum(_expected(min(BATCH_PAGES, pages - at), 1 << 14) for at in range(0, pages, BATCH_PAGES))
-    return Shape(pages, page_bytes, chunks, different, slots, max(0, 2 * slots - pages))
-
-
 @lru_cache(1 << 14)
 def lookup(shape: Shape, hits: int) -> Cost:
     """``contains``, of which so many pages are there."""
-    trips = _runs(shape.pages)
+    trips = batches_of(shape.pages)
     return Cost(trips, shape.groups, 0, _asking(shape), _answers(shape, hits))
 
 
@@ -229,28 +154,37 @@ def look_at_claims(shape: Shape) -> Cost:
     return Cost(1, chunks, 0, chunks * _encoded([b"GET", name]), chunks * _bulk(key_names.NONCE_BYTES))
 
 
-def refresh(buckets: int, nodes: int = 1) -> Cost:
-    """What a node asks every ``REFRESH_SECONDS`` by itself: what is agreed on, summaries of buckets, what time it is;
-    and its part of what one of so many nodes does for all: it asks the buckets, and puts their summaries."""
+def look(buckets: int) -> Cost:
+    """What a node asks every five seconds, or somewhat sooner, by itself: what is agreed on, summaries of all
+    buckets, what time it is."""
     clocks = len(range(0, buckets, max(1, buckets // CLOCKS)))
     groups = -(-buckets // GROUP)
-    looked = key_names.summary_name(buckets, 10**_NUMBER - 1)
-    value = len(encode_summary([Usage(1, 1, {_NAMESPACE: 1})] * min(GROUP, buckets)))
     sent = sum(_encoded([b"GET", name]) for name in (key_names.BUCKETS, key_names.FORMAT))
-    sent += groups * _encoded([b"GET", looked]) + clocks * _encoded([b"TIME"])
-    received = _bulk(1) + _bulk(2) + clocks * (len(b"*2\r\n") + _bulk(10) + _bulk(6))
-    received += groups * _bulk(value) * (nodes - 1) // nodes  # who asks the buckets has found no summary
-    put = _encoded([b"SET", looked, b"", b"NX", b"PX", b"5000"])
+    sent += groups * _encoded([b"GET", _summary_name(buckets)]) + clocks * _encoded([b"TIME"])
+    received = _bulk(1) + _bulk(2) + clocks * (len(b"*2\r\n") + _bulk(10) + _bulk(6)) + groups * _summary(buckets)
+    return Cost(3, 2 + groups + clocks, 0, sent, received)
+
+
+def ask(buckets: int) -> Cost:
+    """What a look takes more of that node which finds no summaries: it asks the buckets, and puts them for all."""
+    groups = -(-buckets // GROUP)
+    put = _encoded([b"SET", _summary_name(buckets), b"", b"NX", b"PX", b"5000"])
     sums = _sums(buckets)
-    asked = sums.sent_bytes + groups * (2 * put + value)
-    answered = sums.received_bytes + groups * (_NULL + 2 * _OK)
-    return Cost(
-        3 + 3 // nodes,
-        2 + groups + clocks + -(-(buckets + 2 * groups) // nodes),
-        0,
-        sent + asked // nodes,
-        received + answered // nodes,
-    )
+    sent = sums.sent_bytes + groups * (2 * put + _summary_bytes(buckets))
+    received = sums.received_bytes + groups * (_NULL + 2 * _OK - _summary(buckets))
+    return Cost(3, buckets + 2 * groups, 0, sent, received)
+
+
+def _summary_name(buckets: int) -> bytes:
+    return key_names.summary_name(buckets, 10**_NUMBER - 1)
+
+
+def _summary_bytes(buckets: int) -> int:
+    return len(encode_summary([Usage(1, 1, {_NAMESPACE: 1})] * min(GROUP, buckets)))
+
+
+def _summary(buckets: int) -> int:
+    return _bulk(_summary_bytes(buckets))
 
 
 def touch(shape: Shape) -> Cost:
@@ -268,7 +202,7 @@ def touch_entries(shape: Shape) -> Cost:
     sent += (shape.pages - shape.alone) * _argument(len(name))
     sent += shape.alone * (_encoded([b"MGET", name]) + _encoded([b"PEXPIRE", name, _LIVE_MS]))
     received = _answers(shape, shape.pages) + shape.alone * _INTEGER
-    return Cost(_runs(shape.pages), shape.groups + shape.alone, scripted, sent, received)
+    return Cost(batches_of(shape.pages), shape.groups + shape.alone, scripted, sent, received)
 
 
 def _by_scripts(shape: Shape) -> tuple[int, int]:
@@ -281,7 +215,7 @@ def _by_scripts(shape: Shape) -> tuple[int, int]:
 @lru_cache(1 << 14)
 def touch_chunks(shape: Shape) -> Cost:
     """Of :func:`touch`, what is asked where the chunks are."""
-    return _touching(shape, _runs(shape.pages))
+    return _touching(shape, batches_of(shape.pages))
 
 
 @lru_cache(1 << 14)
@@ -299,7 +233,7 @@ def repoint(shape: Shape) -> Cost:
     asked, sent = _by_scripts(shape)
     each = 2 * _argument(len(_entry())) + _argument(16)
     received = shape.groups * len(b"*1\r\n") + shape.pages * _INTEGER
-    return Cost(_runs(shape.pages), asked, asked, sent + shape.pages * each, received)
+    return Cost(batches_of(shape.pages), asked, asked, sent + shape.pages * each, received)
 
 
 @lru_cache(1 << 14)
@@ -314,7 +248,7 @@ def forget(shape: Shape) -> Cost:
     """To delete the entries of a chunk that was evicted."""
     asked, sent = _by_scripts(shape)
     received = shape.groups * len(b"*1\r\n") + shape.pages * _INTEGER
-    return Cost(_runs(shape.pages), asked, asked, sent, received)
+    return Cost(batches_of(shape.pages), asked, asked, sent, received)
 
 
 @lru_cache(1 << 14)
@@ -418,19 +352,3 @@ def _argument(length: int) -> int:
 
 _bulk = _argument
 """A bulk reply looks like an argument."""
-
-
-def _runs(pages: int) -> int:
-    return -(-pages // BATCH_PAGES)
-
-
-def _groups(keys: Sequence[bytes]) -> list[int]:
-    """How many keys each command names in a Cluster, with as many keys at once as the tier asks for."""
-    runs = [keys[at : at + BATCH_PAGES] for at in range(0, len(keys), BATCH_PAGES)]
-    slots = [Counter(key_slot(key_names.page_name(key)) for key in run) for run in runs]
-    return [named for each in slots for named in each.values()]
-
-
-def _expected(items: int, places: int) -> int:
-    """How many of some places are taken, to be expected, where so many items fall on any of them."""
-    return round(places * -math.expm1(items * math.log1p(-1 / places))) if places > 1 else min(1, items)

@@ -39,9 +39,9 @@ def add_flags(plan: argparse.ArgumentParser) -> None:
     fleet.add_argument("--objects", action="store_true", help="with object storage, as large as need be")
     fleet.add_argument(
         "--workload",
-        choices=("trace", "agents"),
-        default="trace",
-        help="a copy of the trace for each node, or agents that fork",
+        choices=("copies", "trace", "agents"),
+        default="copies",
+        help="a copy of the trace for each node, the trace once for all, or agents that fork (default: %(default)s)",
     )
     fleet.add_argument(
         "--common",
@@ -82,7 +82,7 @@ def run(options: argparse.Namespace, trace: Sequence[TracedRequest], block_bytes
     compared = more(found, [(what, simulate(each)) for what, each in changes])
     progress.end()
     if options.json:
-        brings = [{"change": what, "saved_tokens": saved, "first_busy": busy} for what, saved, busy in compared]
+        brings = [{"change": what, "saved_tokens": saved, "first_wanted": part} for what, saved, part in compared]
         print(json.dumps(found.as_json() | {"changes": brings}, indent=2))
         return 0
     _print(found, fleet, compared)
@@ -125,7 +125,8 @@ def _requests(options: argparse.Namespace, trace: Sequence[TracedRequest]) -> It
     common = {"common_tokens": options.common, "block_tokens": options.block_tokens}
     if options.workload == "agents":
         return forking_agents(8 * options.fleet, options.requests, 1, **common)
-    return trace_copies(trace, options.fleet, max(1, options.requests // options.fleet), **common)
+    copies = options.fleet if options.workload == "copies" else 1
+    return trace_copies(trace, copies, max(1, options.requests // copies), **common)
 
 
 def _changes(fleet: Fleet) -> list[tuple[str, Fleet]]:
@@ -153,20 +154,24 @@ def _print(found: Report, fleet: Fleet, compared: Sequence[tuple[str, float, flo
     )
     print()
     table = figures_table(
-        "part", "parts", "busiest", "operations/s", "GB/s", "wait p50", "wait p99", "saturates at", left=("part",)
-    )
+        "part", "parts", "busiest", "wanted", "operations/s", "GB/s", "wait p50", "wait p99", "saturates at",
+        left=("part",),
+    )  # fmt: skip
     for part in found.parts:
         most = part.most_nodes(fleet.nodes)
         table.add_row(
-            part.name, f"{part.parts:,}", f"{part.busy:.1%}", f"{part.operations:,.0f}", f"{part.gigabytes:.3f}",
-            f"{part.wait_p50 * 1e3:.2f} ms", f"{part.wait_p99 * 1e3:.2f} ms",
-            "–" if most is None else f"{most:,} nodes",
+            part.name, f"{part.parts:,}", f"{part.busy:.1%}", f"{part.wanted:.1%}", f"{part.operations:,.0f}",
+            f"{part.gigabytes:.3f}", f"{part.wait_p50 * 1e3:.2f} ms", f"{part.wait_p99 * 1e3:.2f} ms",
+            "–" if most is None else f"{most:,} nodes" if most else "under 1 node",
         )  # fmt: skip
     print_table(table)
     first = found.first
     print()
-    print(f"first: {first.name}, busy {first.busy:.1%} of its time (it saturates at {SATURATED:.0%})")
-    table = figures_table("with", "tokens not computed", f"busiest {first.name}", left=("with",))
-    for what, saved, busy in compared:
-        table.add_row(what, f"{saved:+.2%}", f"{busy:.1%}")
+    print(
+        f"first: {first.name}, of whose time {first.wanted:.1%} is wanted (it saturates at {SATURATED:.0%});"
+        f" it was busy {first.busy:.1%} of it"
+    )
+    table = figures_table("with", "tokens not computed", f"wanted of a {first.name}", left=("with",))
+    for what, saved, wanted in compared:
+        table.add_row(what, f"{saved:+.2%}", f"{wanted:.1%}")
     print_table(table)

@@ -15,12 +15,15 @@ from typing import NamedTuple
 
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
+from kvstore import jitter
 from kvstore.cli.plan import costs
-from kvstore.cli.plan.costs import Cost, Shape
+from kvstore.cli.plan.call_shapes import Shape, typical_shape
+from kvstore.cli.plan.costs import Cost
 from kvstore.cli.plan.parts import Rates, Request, Shard
 from kvstore.cli.plan.shared import Chunk, SharedPages, page_key, server_of_bucket
 from kvstore.tiers.redis.format import key_names
 from kvstore.tiers.redis.format.chunk import CHUNK_BYTES, pages_per_chunk
+from kvstore.tiers.redis.tier import REFRESH_SECONDS
 
 Way = Callable[[Shape], Cost]
 
@@ -73,6 +76,11 @@ class RedisSide:
         self.shards = [Shard() for _ in range(shards)]
         self._requests: dict[tuple[Way, int | Shape], Request] = {}
         self._beside = Cost()
+        self._thread_seconds = 0.0
+        """Of all shards, for what was asked so far."""
+        self._writing = 0.0
+        """Of these, for writes, of ``_written`` blocks."""
+        self._written = 0
         self._sending: dict[int, float] = {}
         """By its first block: a chunk that some node has claimed, and until when at the most."""
         self._page_bytes = page_bytes
@@ -94,6 +102,11 @@ class RedisSide:
     @property
     def _clustered(self) -> bool:
         return len(self.shards) > 1
+
+    @property
+    def write_seconds(self) -> float:
+        """What a block that is offered takes of all shards' threads, on average so far: to look, to send, to evict."""
+        return self._writing / max(1, self._written)
 
     # -- calls, each with the time when it begins; they return when all shards have answered --------------------------
 
@@ -128,6 +141,15 @@ class RedisSide:
     ) -> tuple[float, list[Write], list[Claimed]]:
         """``offer`` of blocks of some prompts: what is not here is sent, unless another node is sending it. It is here
         once :meth:`end_write` says so."""
+        before = self._thread_seconds
+        done, writes, claims = self._begin_write(now, offered)
+        self._writing += self._thread_seconds - before
+        self._written += sum(len(write.blocks) for write in writes)
+        return done, writes, claims
+
+    def _begin_write(
+        self, now: float, offered: Sequence[tuple[Sequence[int], Sequence[int]]]
+    ) -> tuple[float, list[Write], list[Claimed]]:
         writes, claims = [], []
         for prompt, blocks in offered:
             chunks, others = [], []
@@ -141,7 +163,7 @@ class RedisSide:
             writes.append(Write(prompt, [block for block in blocks if block not in awaited], chunks))
             claims += others
         for shard, request in self._agreement:
-            self.shards[shard].ask(now, request)
+            self._ask(shard, now, request)
         present = [block for write in writes for block in write.blocks if block in self.pages]
         new = [block for write in writes for chunk in write.chunks for block in chunk.blocks]
         looked = now
@@ -167,6 +189,12 @@ class RedisSide:
 
     def end_write(self, now: float, write: Write) -> int:
         """Its entries are put where none stand, and fragments are merged. Returns how many of its blocks are here."""
+        before = self._thread_seconds
+        here = self._end_write(now, write)
+        self._writing += self._thread_seconds - before
+        return here
+
+    def _end_write(self, now: float, write: Write) -> int:
         gone, lost = [], []
         for chunk in write.chunks:
             self._sending.pop(chunk.blocks[0], None)
@@ -200,16 +228,20 @@ class RedisSide:
         return max(shard.thread.free_at for shard in self.shards)
 
     def refreshes(self, nodes: int, seconds: float) -> None:
-        """What nodes ask by themselves every few seconds."""
-        cost = costs.refresh(self.pages.buckets, nodes)
-        times = nodes * seconds / costs.REFRESH_SECONDS
-        self._beside += Cost(*(round(number * times) for number in cost.numbers()))
+        """What nodes ask by themselves every few seconds: each looks at the summaries, one makes them."""
+        pause = jitter.MEAN * REFRESH_SECONDS
+        made = REFRESH_SECONDS + pause / nodes / 2  # they are missed by the next node that looks
         part = len(self.shards)
-        each = cost.commands / part
-        for shard in self.shards:
-            busy = self._rates.trip_seconds * cost.round_trips + each * self._rates.command_seconds
-            size = (cost.sent_bytes + cost.received_bytes) / part
-            shard.thread.background(times * busy, round(times * each), round(times * size))
+        for cost, times in (
+            (costs.look(self.pages.buckets), nodes * seconds / pause),
+            (costs.ask(self.pages.buckets), seconds / made),
+        ):
+            self._beside += Cost(*(round(number * times) for number in cost.numbers()))
+            each = cost.commands / part
+            for shard in self.shards:
+                busy = self._rates.trip_seconds * cost.round_trips + each * self._rates.command_seconds
+                size = (cost.sent_bytes + cost.received_bytes) / part
+                shard.thread.background(times * busy, round(times * each), round(times * size))
 
     # -- which shard is asked what ------------------------------------------------------------------------------------
 
@@ -221,9 +253,9 @@ class RedisSide:
             if pages:
                 request = requests.get((way, pages))
                 if request is None:
-                    shape = costs.typical_shape(pages, self._page_bytes, 1, cluster=self._clustered)
+                    shape = typical_shape(pages, self._page_bytes, 1, cluster=self._clustered)
                     request = requests[way, pages] = Request.of(way(shape), self._rates)
-                done = max(done, self.shards[shard].ask(now, request))
+                done = max(done, self._ask(shard, now, request))
         return done
 
     def _pages_by_shard(self, blocks: Sequence[int]) -> list[int]:
@@ -245,8 +277,12 @@ class RedisSide:
             request = self._requests.get((way, shape))
             if request is None:
                 request = self._requests[way, shape] = Request.of(way(shape), self._rates)
-            done = max(done, self.shards[shard].ask(now, request))
+            done = max(done, self._ask(shard, now, request))
         return done
+
+    def _ask(self, shard: int, now: float, request: Request) -> float:
+        self._thread_seconds += request.thread_seconds
+        return self.shards[shard].ask(now, request)
 
     def _shapes(self, chunks: Sequence[Chunk], blocks: Sequence[int]) -> list[tuple[int, Shape]]:
         size = self._page_bytes

@@ -22,6 +22,8 @@ class PartLoad:
     parts: int
     busy: float
     """Of its time; more than 1: it can't keep up."""
+    wanted: float
+    """Of its time, if nothing were given up or left waiting for want of it; what was done where nothing is."""
     operations: float
     """A second."""
     gigabytes: float
@@ -36,7 +38,7 @@ class PartLoad:
 
     def most_nodes(self, nodes: int) -> int | None:
         """With how many nodes it saturates, where all else stays; None: nodes don't matter."""
-        return int(nodes * SATURATED / self.busy) if self.shared and self.busy > 0 else None
+        return int(nodes * SATURATED / self.wanted) if self.shared and self.wanted > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +68,8 @@ class Report:
 
     @property
     def first(self) -> PartLoad:
-        """The part of the service that is busiest; engines are not of it."""
-        return max((part for part in self.parts if part.name != "engine"), key=lambda part: part.busy)
+        """The part of the service of which most is wanted; engines are not of it."""
+        return max((part for part in self.parts if part.name != "engine"), key=lambda part: part.wanted)
 
     def as_json(self) -> dict[str, Any]:
         """For ``--json``."""
@@ -77,9 +79,12 @@ class Report:
 def report(outcome: Outcome) -> Report:
     """The figures."""
     counts, fleet, seconds = outcome.counts, outcome.fleet, outcome.seconds
+    of_each = outcome.unasked / max(1, len(outcome.shards)) / seconds
+    thread = of_each * outcome.write_seconds
+    link = of_each * fleet.block_bytes / fleet.rates.link_bytes
     loads = [
-        _load("shard", [shard.thread for shard in outcome.shards], seconds, shared=True),
-        _load("shard's link", [shard.link for shard in outcome.shards], seconds, shared=True),
+        _load("shard", [shard.thread for shard in outcome.shards], seconds, shared=True, unasked=thread),
+        _load("shard's link", [shard.link for shard in outcome.shards], seconds, shared=True, unasked=link),
         _load("node's link", outcome.links, seconds, shared=False),
         _load("object storage", [outcome.objects], seconds, shared=True),
         _load("router", [outcome.router], seconds, shared=True),
@@ -103,15 +108,18 @@ def report(outcome: Outcome) -> Report:
     )
 
 
-def _load(name: str, parts: list[Part], seconds: float, *, shared: bool) -> PartLoad:
+def _load(name: str, parts: list[Part], seconds: float, *, shared: bool, unasked: float = 0.0) -> PartLoad:
+    """``unasked``: of the time of each, what it would take to do what it was not asked for want of time."""
     if not parts:
-        return PartLoad(name, 0, 0.0, 0.0, 0.0, 0.0, 0.0, shared)
+        return PartLoad(name, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, shared)
     waits = Counter({0: sum(part.unqueued for part in parts)})
     for part in parts:
         waits.update(part.waits)
     p50, p99 = (_at(waits, share) for share in (0.5, 0.99))
     rates = [(part.busy / seconds, part.operations / seconds, part.bytes / seconds / 1e9) for part in parts]
-    return PartLoad(name, len(parts), *max(rates), p50, p99, shared, tuple(rates) if shared else ())
+    busy, operations, gigabytes = max(rates)
+    each = tuple(rates) if shared else ()
+    return PartLoad(name, len(parts), busy, busy + unasked, operations, gigabytes, p50, p99, shared, each)
 
 
 def _at(waits: Counter[int], share: float) -> float:
@@ -125,9 +133,9 @@ def _at(waits: Counter[int], share: float) -> float:
 
 
 def more(before: Report, after: Iterable[tuple[str, Report]]) -> list[tuple[str, float, float]]:
-    """What each change brings: share of tokens saved beyond what it was, and how busy the first part is then."""
+    """What each change brings: share of tokens saved beyond what it was, and what is wanted of the first part then."""
     return [
         (what, each.saved_tokens - before.saved_tokens, next(
-            (part.busy for part in each.parts if part.name == before.first.name), 0.0))
+            (part.wanted for part in each.parts if part.name == before.first.name), 0.0))
         for what, each in after
     ]  # fmt: skip

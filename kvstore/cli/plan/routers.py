@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from kvstore.cli.plan.workload import FleetRequest
@@ -74,6 +74,10 @@ class PrefixRouter(RandomRouter):
         super().__init__(nodes, backlog, seed)
         self._backlog = backlog
         self._holders: dict[int, list[int]] = {}
+
+    def pages(self) -> Mapping[int, Sequence[int]]:
+        """Of each block that is somewhere, the nodes that have it: those that told of it last."""
+        return self._holders
 
     def route(self, request: FleetRequest) -> int:
         """The number of a node."""

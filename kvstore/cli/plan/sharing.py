@@ -42,6 +42,10 @@ class Sharing:
         """Whether there is anything to do."""
         return bool(self._queue or self._used)
 
+    def __len__(self) -> int:
+        """How many blocks wait to be offered."""
+        return len(self._queue)
+
     @property
     def offers(self) -> bool:
         """Whether there are pages to offer."""

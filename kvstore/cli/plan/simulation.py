@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
+from kvstore import jitter
 from kvstore.catalog.policies import DEFAULT_POLICY, POLICIES
 from kvstore.cli.plan.arena import SimulatedArena
 from kvstore.cli.plan.costs import Cost
@@ -26,8 +27,6 @@ from kvstore.tiers.tier import CLAIM_PAUSE, LONGEST_CLAIM_PAUSE
 
 _GOLDEN = 0.6180339887
 """Multiples of it are spread evenly over a circle."""
-_JITTERED = 0.75
-"""Of a pause of nodes, on average."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +105,11 @@ class Outcome:
     router: Part
     redis: Cost
     """Of all nodes together."""
+    unasked: int = 0
+    """Blocks that were new, and of which Redis was not asked until the last request came: passed over, given up, or
+    waiting still."""
+    write_seconds: float = 0.0
+    """What a block that is offered to Redis takes of all its shards' threads, on average."""
 
     def hit_ratio(self, hits: int) -> float:
         """Of all blocks."""
@@ -140,6 +144,8 @@ class Simulation:
             else None
         )
         self._archived: set[int] = set()
+        self._turned_away = 0
+        """Blocks that were to be offered to Redis, and were not."""
         self._objects, self._router_part = Part(), Part()
         self._counts = Counts()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -159,12 +165,14 @@ class Simulation:
         if self._redis is not None:
             self._redis.refreshes(self._fleet.nodes, seconds)
         parts = copy.deepcopy(self._parts())  # what follows the last request is no load of theirs
+        unasked = self._turned_away + sum(len(node.sharing) for node in self._nodes)
         self._advance(float("inf"))
         cost = Cost()
+        write_seconds = 0.0
         if self._redis is not None:
             self._counts.redis_evicted = self._redis.pages.evicted
-            cost = self._redis.cost
-        return Outcome(self._fleet, self._counts, seconds, *parts, cost)
+            cost, write_seconds = self._redis.cost, self._redis.write_seconds
+        return Outcome(self._fleet, self._counts, seconds, *parts, cost, unasked, write_seconds)
 
     def _parts(self) -> tuple[list[Shard], list[Part], list[list[Part]], Part, Part]:
         shards = self._redis.shards if self._redis is not None else []
@@ -235,7 +243,7 @@ class Simulation:
             size = len(new) * self._fleet.block_bytes
             self._objects.visit(self._now, size / self._rates.objects_bytes, len(new), size)
         if self._redis is not None:
-            self._counts.unshared += self._nodes[number].sharing.offer(request.blocks, came)
+            self._turn_away(self._nodes[number].sharing.offer(request.blocks, came))
             self._share(number)
 
     def _keep(self, number: int, blocks: Sequence[int], first: int = 0) -> list[int]:
@@ -291,20 +299,20 @@ class Simulation:
         arena = self._nodes[number].arena
         for block in gone:
             if block in arena:
-                self._counts.unshared += sharing.offer(used[block], [block])
+                self._turn_away(sharing.offer(used[block], [block]))
         self._at(done, lambda: self._offer(number))
 
     def _offer(self, number: int) -> None:
         node = self._nodes[number]
         offered, gone = node.sharing.take(node.arena)
         blocks = sum(len(some) for _, some in offered)
-        self._counts.unshared += gone
+        self._turn_away(gone)
         if self._redis is None or not offered:
             self._shared(number, [])
             return
         latest = self._now + self._rates.write_deadline
         if max(node.link.free_at, self._redis.busy_until()) > latest:
-            self._counts.unshared += blocks
+            self._turn_away(blocks)
             self._at(latest, lambda: self._shared(number, []))
             return
         done, writes, claims = self._redis.begin_write(self._now, offered)
@@ -317,9 +325,13 @@ class Simulation:
         done = max(done, node.link.visit(self._now, size / self._rates.link_bytes, 1, size))
         self._at(done, lambda: self._shared(number, writes))
 
+    def _turn_away(self, blocks: int) -> None:
+        self._turned_away += blocks
+        self._counts.unshared += blocks
+
     def _look_later(self, number: int, claimed: Claimed, pause: float) -> None:
         """Whether another node has sent something is looked at now and then."""
-        self._at(self._now + _JITTERED * pause, lambda: self._look_at_claim(number, claimed, pause))
+        self._at(self._now + jitter.MEAN * pause, lambda: self._look_at_claim(number, claimed, pause))
 
     def _look_at_claim(self, number: int, claimed: Claimed, pause: float) -> None:
         if self._redis is not None and not self._redis.look_at_claim(self._now, claimed):

@@ -30,6 +30,7 @@ sends each server, a bar between two round trips:
     read       MGET entries │ GETRANGE chunks, touch them
     write      MGET entries │ (touch chunks that are here) │ admit chunks │ SET them │ place entries │ end claims
     remove     MGET entries │ forget them │ release chunks │ MGET entries                    more while others compact
+    keys       orders of buckets │ chunks │ headers │ orders of buckets │ MGET entries      of a namespace
     expire     idle buckets │ TIME │ expire chunks │ forget entries │ …                     of 64 buckets at once
 
 **Order of writes.** First a chunk is charged, for as many bytes as will come, and gets empty values; then its bytes are
@@ -73,8 +74,9 @@ time (:mod:`kvstore.breaker`). One that is full or read-only is still read from.
 
 ::
 
-    tier ──► reader · remover · expiry · writer ──► compaction      all over one context:
-                                           └────► chunk_writer ◄─┘   entries ──► buckets ──► accounting · quotas
+    tier ──► reader · remover · listing · expiry · writer ──► compaction
+                                                     └────► chunk_writer ◄─┘
+    all over one context: entries ──► buckets ──► accounting · quotas
     format: bytes and names, no I/O                                 net: servers, sockets, scripts; knows no pages
 """
 

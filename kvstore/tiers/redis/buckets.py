@@ -15,8 +15,9 @@ from kvstore.tiers.redis.format.chunk import decode_header
 from kvstore.tiers.redis.format.entry import PageEntry
 from kvstore.tiers.redis.format.new_chunk import NewChunk
 from kvstore.tiers.redis.net import scripts
+from kvstore.tiers.redis.net.connection import Request
 from kvstore.tiers.redis.net.resp import Reply
-from kvstore.tiers.redis.net.server import Request, runs
+from kvstore.tiers.redis.net.server import runs
 from kvstore.tiers.redis.net.topology import Topology
 from kvstore.tiers.redis.quotas import FULL_CHUNK, Share, share_of
 from kvstore.tiers.redis.summaries import Summaries

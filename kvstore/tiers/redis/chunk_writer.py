@@ -15,8 +15,8 @@ from kvstore.tiers.redis.context import Context
 from kvstore.tiers.redis.format import codec, key_names
 from kvstore.tiers.redis.format.chunk import ChunkHeader
 from kvstore.tiers.redis.format.new_chunk import NewChunk
+from kvstore.tiers.redis.net.connection import Request
 from kvstore.tiers.redis.net.resp import Buffer, ServerError
-from kvstore.tiers.redis.net.server import Request
 from kvstore.tiers.tier import Claim, PageBytes, PageWrite
 
 _TELLING_BYTES = 256 << 10

@@ -11,8 +11,8 @@ from kvstore.tiers.redis.format import key_names
 from kvstore.tiers.redis.format.entry import PageEntry, decode, reference
 from kvstore.tiers.redis.format.new_chunk import NewChunk
 from kvstore.tiers.redis.net import scripts
+from kvstore.tiers.redis.net.connection import Request
 from kvstore.tiers.redis.net.resp import Reply, ServerError
-from kvstore.tiers.redis.net.server import Request
 from kvstore.tiers.redis.net.topology import NO_ANSWER, Topology
 
 _MOST_KEYS = 1024

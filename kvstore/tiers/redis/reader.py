@@ -16,8 +16,9 @@ from kvstore.tiers.redis.format import key_names
 from kvstore.tiers.redis.format.chunk import VALUE_BYTES, ChunkHeader, decode_header, extents
 from kvstore.tiers.redis.format.codec import decompress
 from kvstore.tiers.redis.format.entry import PageEntry
+from kvstore.tiers.redis.net.connection import Request
 from kvstore.tiers.redis.net.resp import Reply, ServerError
-from kvstore.tiers.redis.net.server import Request, batches
+from kvstore.tiers.redis.net.server import batches
 from kvstore.tiers.tier import PageBytes
 
 _READS = 2

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from kvstore.errors import FormatError
 from kvstore.tiers.redis.accounting import BucketAccounting
 from kvstore.tiers.redis.format import key_names, summary
+from kvstore.tiers.redis.net.connection import Request
 from kvstore.tiers.redis.net.resp import Reply
-from kvstore.tiers.redis.net.server import Request
 from kvstore.tiers.redis.net.topology import Topology
 
 GROUP = 256

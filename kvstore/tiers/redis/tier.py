@@ -18,9 +18,9 @@ from kvstore.tiers.redis.compaction import Compaction
 from kvstore.tiers.redis.context import Context
 from kvstore.tiers.redis.entries import Entries
 from kvstore.tiers.redis.expiry import Expirer
-from kvstore.tiers.redis.format import key_names
 from kvstore.tiers.redis.format.chunk import CHUNK_BYTES
 from kvstore.tiers.redis.format.entry import decode
+from kvstore.tiers.redis.listing import Listing
 from kvstore.tiers.redis.net import scripts
 from kvstore.tiers.redis.net.address import parse_address
 from kvstore.tiers.redis.net.resp import ServerError
@@ -38,7 +38,6 @@ TIME_TO_LIVE = 7 * 86400.0
 REFRESH_SECONDS = 5.0
 _SOON = 0.5
 """Seconds, at the most, until a node that knows nothing yet looks again."""
-_SCAN_SECONDS = 30.0
 _SPARE = 2.0
 """A lookup goes on while as many times its longest request so far are left until its deadline."""
 
@@ -124,6 +123,7 @@ class RedisTier:
         self._writer = Writer(context, chunks, Compaction(context, self._reader, chunks))
         self._remover = Remover(context)
         self._expirer = Expirer(context)
+        self._listing = Listing(context)
         self._refresher = Periodic(self._refresh, refresh, "kvstore-redis-refresh")
 
     def _refresh(self) -> bool:
@@ -157,32 +157,13 @@ class RedisTier:
         return here + [False] * unasked
 
     def keys(self, prefix: bytes) -> list[bytes]:
-        """The keys of all pages here that begin with ``prefix``, a namespace's fingerprint: a walk over everything.
+        """The keys of all pages here that begin with ``prefix``: those of a namespace by its fingerprint, from its
+        chunks. With less than that, and where these don't say it, it is a walk over everything.
 
         Raises:
             ResourceError: not all servers could be asked to the end.
         """
-        deadline = time.monotonic() + _SCAN_SECONDS
-        arguments = [b"SCAN", b"MATCH", key_names.page_pattern(prefix), b"COUNT", b"1000"]
-        found: set[bytes] = set()
-        cursors = dict.fromkeys(self._topology.primaries(deadline), b"0")
-        whole = bool(cursors)
-        while whole and cursors and time.monotonic() < deadline:
-            replies = self._topology.exchange_each(arguments, cursors, self._context.deadline())
-            whole = whole and replies.keys() == cursors.keys()
-            cursors = {}
-            for server, reply in replies.items():
-                match reply:
-                    case [bytes() as cursor, list() as some]:
-                        found.update(name for name in some if isinstance(name, bytes))
-                        if cursor != b"0":
-                            cursors[server] = cursor
-                    case _:
-                        whole = False
-        if not whole or cursors:
-            raise ResourceError("not every server of Redis said which pages it has: some may still be there")
-        strip = len(key_names.PAGE_PREFIX)
-        return [name[strip:] for name in found if len(name) == strip + KEY_BYTES]
+        return self._listing.keys(prefix)
 
     def write(self, pages: Sequence[PageWrite]) -> list[bool]:
         """Store pages, in the order given; what is over the limit in their buckets is evicted first.

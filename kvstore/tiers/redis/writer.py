@@ -17,8 +17,9 @@ from kvstore.tiers.redis.entries import placed
 from kvstore.tiers.redis.format.entry import PageEntry, decode
 from kvstore.tiers.redis.format.new_chunk import NewChunk
 from kvstore.tiers.redis.format.planning import NewPage, cut_smaller, plan_chunks, positions
+from kvstore.tiers.redis.net.connection import Request
 from kvstore.tiers.redis.net.resp import ServerError
-from kvstore.tiers.redis.net.server import Request, batches
+from kvstore.tiers.redis.net.server import batches
 from kvstore.tiers.tier import CLAIM_PAUSE, LONGEST_CLAIM_PAUSE, Claim, Offered, PageWrite
 
 _ATTEMPTS = 4

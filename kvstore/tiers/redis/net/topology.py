@@ -20,8 +20,9 @@ from kvstore.breaker import Breaker, State
 from kvstore.errors import KVStoreError, UnavailableError
 from kvstore.status import TierHealth, TierState
 from kvstore.tiers.redis.net.address import Address, Kind
+from kvstore.tiers.redis.net.connection import Request
 from kvstore.tiers.redis.net.resp import Reply, ServerError
-from kvstore.tiers.redis.net.server import LONGEST_PAUSE, Request, Server
+from kvstore.tiers.redis.net.server import LONGEST_PAUSE, Server
 from kvstore.tiers.tier import Peer
 
 _log = logging.getLogger(__name__)

@@ -91,6 +91,25 @@ def test_more_shards_do_the_same_work_with_less_each() -> None:
     assert busy[1] < busy[0]
 
 
+def test_what_is_given_up_or_waits_is_wanted_all_the_same() -> None:
+    """By far too few shards: what is done of the work does not say with how many nodes they would saturate."""
+    block = 16 << 20
+    fleet = Fleet(8, 1, 64 * block, 1 << 40, block, 2 << 20, 512)
+    requests = copies(8, 60)
+    slow, fast = (
+        next(part for part in simulated(replace(fleet, shards=shards), requests).parts if part.name == "shard")
+        for shards in (1, 64)
+    )
+    assert fast.busy == pytest.approx(fast.wanted, rel=0.1)  # they keep up
+    assert slow.wanted > 2 * slow.busy
+    assert slow.wanted == pytest.approx(64 * fast.wanted, rel=0.3)
+    few, many = slow.most_nodes(8), fast.most_nodes(8)
+    assert few is not None
+    assert many is not None
+    assert few <= 1
+    assert many == pytest.approx(8 * 0.8 / fast.wanted, abs=1)
+
+
 def test_objects_hold_what_redis_has_let_go() -> None:
     requests = copies(4)
     small = replace(FLEET, redis_bytes=200 * BLOCK)
@@ -133,6 +152,7 @@ def test_the_command_says_what_saturates_first(tmp_path: Path, capsys: pytest.Ca
     assert found["changes"][0]["change"] == "1 GiB more of each arena"
     shards = next(part for part in found["parts"] if part["name"] == "shard")
     assert len(shards["each"]) == 2
+    assert shards["wanted"] >= shards["busy"]
     assert max(busy for busy, _, _ in shards["each"]) == shards["busy"]
     assert main(["plan", str(write_trace(tmp_path)), *fleet]) == 0
     said = capsys.readouterr().out
@@ -156,6 +176,23 @@ def test_wrong_flags_are_named(
 ) -> None:
     assert main(["plan", str(write_trace(tmp_path)), *flags]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_fleet_is_asked_the_trace_once_or_a_copy_for_each_node(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of copies nothing is in common, so more is computed."""
+    trace, found = write_trace(tmp_path), {}
+    flags = ["--fleet", "4", "--shards", "2", "--redis", "64GiB", "--common", "0", "--requests", "240", "--json"]
+    for workload in ("trace", "copies", "agents"):
+        assert main(["plan", str(trace), *flags, "--workload", workload]) == 0
+        found[workload] = json.loads(capsys.readouterr().out)
+    assert {workload: each["requests"] for workload, each in found.items()} == {
+        "trace": 60,
+        "copies": 240,
+        "agents": 240,
+    }
+    assert found["trace"]["computed_tokens"] < found["copies"]["computed_tokens"]
 
 
 def test_the_largest_fleet() -> None:

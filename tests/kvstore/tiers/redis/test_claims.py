@@ -13,7 +13,7 @@ from redis_recount import Recount
 from redis_servers import RedisServer, wait_until
 
 from kvstore.tiers.redis import RedisTier
-from kvstore.tiers.redis.net.server import Request
+from kvstore.tiers.redis.net.connection import Request
 from kvstore.tiers.tier import PageWrite
 
 ServersAt = Callable[[str], tuple[list[RedisServer], str]]

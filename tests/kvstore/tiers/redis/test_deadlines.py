@@ -16,7 +16,8 @@ from redis_servers import Cluster, RedisServer, servers_of, set_timeout
 from kvstore.breaker import State
 from kvstore.errors import DeadlineError, UnavailableError
 from kvstore.tiers.redis import RedisTier
-from kvstore.tiers.redis.net.server import MOST_CONNECTIONS, Request, Server
+from kvstore.tiers.redis.net.connection import Request
+from kvstore.tiers.redis.net.server import MOST_CONNECTIONS, Server
 from kvstore.tiers.tier import PageWrite
 
 MIB = 1 << 20

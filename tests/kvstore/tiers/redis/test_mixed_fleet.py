@@ -20,7 +20,7 @@ from redis_servers import RedisServer
 from kvstore.tiers.redis import RedisTier
 from kvstore.tiers.redis.format.new_chunk import NewChunk
 from kvstore.tiers.redis.net import scripts
-from kvstore.tiers.redis.net.server import Request
+from kvstore.tiers.redis.net.connection import Request
 from kvstore.tiers.tier import PageWrite
 
 ServersAt = Callable[[str], tuple[list[RedisServer], str]]
@@ -100,5 +100,7 @@ def test_old_and_new_nodes_store_the_same_at_once(
     there = recount(*servers, budget=BUDGET)
     there.check_entries()
     assert there.pages > 0
+    named = new[0].keys(bytes(32))
+    assert sorted(named) == sorted(there.entries)  # whoever stored them
     assert sum(tier.statistics().evicted for tier in tiers) > 0
     assert sum(tier.statistics().corrupt for tier in tiers) == 0

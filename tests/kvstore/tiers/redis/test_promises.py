@@ -15,8 +15,8 @@ from redis_servers import Cluster, RedisServer, servers_of
 
 from kvstore.tiers.redis import RedisTier
 from kvstore.tiers.redis.net import scripts
+from kvstore.tiers.redis.net.connection import Request, ServerConnection
 from kvstore.tiers.redis.net.resp import RespSocket
-from kvstore.tiers.redis.net.server import Request, ServerConnection
 from kvstore.tiers.tier import PageWrite
 
 MIB = 1 << 20

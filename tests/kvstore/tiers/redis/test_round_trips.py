@@ -13,7 +13,7 @@ from redis_servers import RedisServer
 
 from kvstore.tiers.redis import RedisTier
 from kvstore.tiers.redis.net import scripts
-from kvstore.tiers.redis.net.server import Request, ServerConnection
+from kvstore.tiers.redis.net.connection import Request, ServerConnection
 from kvstore.tiers.tier import PageWrite
 
 Open = Callable[..., RedisTier]

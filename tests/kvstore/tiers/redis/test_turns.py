@@ -13,7 +13,8 @@ from redis_servers import Cluster, RedisServer, servers_of, wait_until
 
 from kvstore.tiers.redis import RedisTier
 from kvstore.tiers.redis.net import server as server_module
-from kvstore.tiers.redis.net.server import MOST_CONNECTIONS, Request
+from kvstore.tiers.redis.net.connection import Request
+from kvstore.tiers.redis.net.server import MOST_CONNECTIONS
 from kvstore.tiers.redis.net.threads import ServerThreads
 from kvstore.tiers.tier import READER
 
