@@ -6,6 +6,7 @@ import operator
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from kvstore.client import transfers
 from kvstore.client.arguments import checked_pin, checked_timeout
@@ -15,12 +16,15 @@ from kvstore.client.paths.buffers import Pages, page_arrays
 from kvstore.client.paths.pending import PendingLoad, PendingStore
 from kvstore.client.paths.results import Lookup, NamespaceStatistics, StoreResult
 from kvstore.client.paths.transfer import Transfer
-from kvstore.errors import InvalidRequestError, UnknownNamespaceError
+from kvstore.errors import InvalidRequestError, KVStoreError, UnknownNamespaceError
 from kvstore.hashing import HASH_BYTES
 from kvstore.host.forking import register_forked
 from kvstore.limits import MOST_LOOKED_UP, MOST_LOOKUP_PAGES
 from kvstore.page_codes import TIER_NAMES
 from kvstore.wire.messages import join_hashes
+
+_LETTING_GO = 1.0
+"""Seconds that a call may take which ends a hold, whatever time its caller has left."""
 
 
 class Namespace:
@@ -245,24 +249,34 @@ class Namespace:
 
         Returns:
             How many leading pages were brought up, or were there: fewer than asked for from the first one that is
-            nowhere, or for which the arena has no room.
+            nowhere, or for which there is no room. It takes half of the arena at most, as loads do, so that the last
+            pages don't push the first ones out.
 
         Raises:
             LimitExceededError: more than 131,072 hashes.
             DeadlineError: it takes longer than the client's calls may; the node has brought some up by then.
         """
         checked_hashes(hashes, MOST_LOOKUP_PAGES)
-        deadline, done = self._deadline(), 0
-        while done < len(hashes):
-            batch = hashes[done : done + self.batch_pages]
-            came = self._promote(batch, deadline)
-            done += came
-            if came < len(batch):
-                break
+        deadline, done, holds = self._deadline(), 0, []
+        try:
+            while done < len(hashes):
+                batch = hashes[done : done + self.batch_pages]
+                came, hold = self._promote(batch, deadline)
+                holds += [hold] if hold else []
+                done += came
+                if came < len(batch):
+                    break
+        finally:
+            self._let_go(holds)
         return done
 
-    def _promote(self, batch: Sequence[bytes], deadline: float) -> int:
+    def _promote(self, batch: Sequence[bytes], deadline: float) -> tuple[int, int]:
         return self._handle.control(lambda control, left: control.promote(self.fingerprint, batch, left), deadline)
+
+    def _let_go(self, holds: Sequence[int]) -> None:
+        with suppress(KVStoreError):  # they lapse by themselves
+            for hold in holds:
+                self._handle.session.control.let_go(hold, _LETTING_GO)
 
     def pin(self, hashes: Sequence[bytes], seconds: int) -> int:
         """Promote the leading pages and keep them in the arena, whatever else wants their slots; also over a restart.

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +160,7 @@ def check_flags(command: str | Sequence[str], socket: Path) -> list[Verdict]:
         words = shlex.split(command) if isinstance(command, str) and not command.lstrip().startswith("{") else command
     except ValueError as error:
         return [Verdict("vLLM's flags", FAIL, f"can't be read as a command: {error}", "quote it as for a shell")]
-    text = words if isinstance(words, str) else _value(words, _TRANSFER)
+    text = words if isinstance(words, str) else _value(words, _TRANSFER) or _by_key(words, _TRANSFER)
     if text is None:
         return [Verdict("vLLM's flags", FAIL, f"{_TRANSFER} is not among them", f"add {_TRANSFER} '{_EXAMPLE}'")]
     try:
@@ -235,3 +236,23 @@ def _value(words: Sequence[str], flag: str) -> str | None:
         if name.replace("_", "-") == flag:
             return value if equals else words[place + 1] if place + 1 < len(words) else ""
     return None
+
+
+def _by_key(words: Sequence[str], flag: str) -> str | None:
+    """A JSON object whose values stand behind flags of their own, as ``--flag.key value``; None: there are none."""
+    given: dict[str, Any] = {}
+    for place, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        first, *keys = name.split(".")
+        if not keys or first.replace("_", "-") != flag:
+            continue
+        text = value if equals else words[place + 1] if place + 1 < len(words) else ""
+        inner = given
+        for key in keys[:-1]:
+            if not isinstance(inner.get(key), dict):
+                inner[key] = {}
+            inner = inner[key]
+        with suppress(ValueError):
+            inner[keys[-1]] = text
+            inner[keys[-1]] = json.loads(text)
+    return json.dumps(given) if given else None

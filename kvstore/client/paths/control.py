@@ -282,16 +282,16 @@ class RemoteControl:
         request = pb.PageList(fingerprint=fingerprint, hashes=join_hashes(hashes), pinned=pinned)
         return self._count(self._connection.stub.Evict, request, timeout)
 
-    def promote(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> int:
-        """Bring the leading pages up into the arena: a load that reads nothing."""
-        end = time.monotonic() + timeout
+    def promote(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> tuple[int, int]:
+        """Bring the leading pages up into the arena, and hold them there: a load that reads nothing."""
         pages = _page_list(fingerprint, hashes)
         request = pb.PrepareLoadRequest(pages=pages, ttl_ms=max(1, int(min(timeout, LONGEST_LEASE) * 1000)))
         held = self._connection.call(self._connection.stub.PrepareLoad, request, timeout)
-        if held.ticket:
-            done = pb.CompleteLoadRequest(ticket=held.ticket)
-            self._connection.call(self._connection.stub.CompleteLoad, done, max(0.001, end - time.monotonic()))
-        return len(held.tiers)
+        return len(held.tiers), held.ticket
+
+    def let_go(self, hold: int, timeout: float) -> None:
+        """End a hold."""
+        self._connection.call(self._connection.stub.CompleteLoad, pb.CompleteLoadRequest(ticket=hold), timeout)
 
     def pin(self, fingerprint: bytes, hashes: Sequence[bytes], seconds: int, timeout: float) -> int:
         """Keep the leading pages in the arena."""

@@ -124,13 +124,17 @@ class EmbeddedStore(Path):
             return self._store.evict(fingerprint, hashes, pinned=pinned)
 
     @uninterrupted
-    def promote(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> int:
-        """Bring the leading pages up into the arena."""
+    def promote(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> tuple[int, int]:
+        """Bring the leading pages up into the arena, and hold them there."""
         with self._used():
             held = self._store.prepare_load(NODE, fingerprint, hashes, min(timeout, LONGEST_LEASE))
-            if held.lease:
-                self._store.complete_load(NODE, held.lease)
-            return len(held.tiers)
+            return len(held.tiers), held.lease
+
+    @uninterrupted
+    def let_go(self, hold: int, timeout: float) -> None:
+        """End a hold."""
+        with self._used():
+            self._store.complete_load(NODE, hold)
 
     @uninterrupted
     def pin(self, fingerprint: bytes, hashes: Sequence[bytes], seconds: int, timeout: float) -> int:

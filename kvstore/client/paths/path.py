@@ -136,8 +136,13 @@ class Control(Protocol):
         """Drop pages from every tier; those that are pinned only if that is said."""
         ...
 
-    def promote(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> int:
-        """Bring the leading pages, a batch at most, up into the arena. Returns how many came, or were there."""
+    def promote(self, fingerprint: bytes, hashes: Sequence[bytes], timeout: float) -> tuple[int, int]:
+        """Bring the leading pages, a batch at most, up into the arena, and hold them there for ``timeout`` at most.
+        Returns how many came, or were there, and the hold; 0: there is none."""
+        ...
+
+    def let_go(self, hold: int, timeout: float) -> None:
+        """End a hold."""
         ...
 
     def pin(self, fingerprint: bytes, hashes: Sequence[bytes], seconds: int, timeout: float) -> int:

@@ -63,6 +63,23 @@ def test_an_embedded_store(short_folder: Path) -> None:
         assert pages.prefetch(HASHES[:9]) == 8
 
 
+@pytest.mark.parametrize("way", ["embedded", "kv"])
+def test_the_last_pages_do_not_push_the_first_ones_out(
+    node_process: Callable[..., NodeProcess], short_folder: Path, way: str
+) -> None:
+    """Of more pages than the arena has room for as many leading ones come as half of it has, and stay."""
+    url = f"embedded://{short_folder}/store?arena=1MiB&disk_limit=64MiB"
+    with kvstore.connect(url if way == "embedded" else node_process(arena="1MiB").kv_url) as client:
+        pages = client.namespace(LAYOUT)
+        for first in range(0, len(HASHES), 50):
+            pages.store(HASHES[first : first + 50], np.zeros((50, 4096), np.uint8))
+            client.flush()
+        assert set(pages.lookup(HASHES[:100]).tiers) == {"disk"}
+        assert pages.prefetch(HASHES) == 128
+        assert pages.lookup(HASHES[:129]).tiers == ("arena",) * 128 + ("disk",)
+        assert pages.prefetch(HASHES) == 128  # nothing is held any more
+
+
 def test_with_asyncio(on_disk: NodeProcess) -> None:
     async def prefetch() -> tuple[int, tuple[str | None, ...]]:
         async with kvstore.aio.connect(on_disk.kv_url) as client:

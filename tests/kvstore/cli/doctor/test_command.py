@@ -256,6 +256,15 @@ class TestEngine:
         assert level == OK
         assert "KVStoreConnector at the node that it finds by itself" in text
 
+    @pytest.mark.parametrize("role", ["=kv_both", " kv_both"])
+    def test_flags_by_key(self, role: str) -> None:
+        extra = '--kv-transfer-config.kv_connector_extra_config.url="unix:///run/kvstore.sock"'
+        command = f"vllm serve m --kv-transfer-config.kv_connector KVStoreConnector --kv_transfer_config.kv_role{role}"
+        assert self.levels(f"{command} {extra}") == [(OK, "KVStoreConnector at unix:///run/kvstore.sock")]
+        [(level, text)] = self.levels(command.replace("kv_both", "both"))
+        assert level == FAIL
+        assert "kv_role must be one of" in text
+
     def test_inside_multi_connector(self) -> None:
         both = [{"kv_connector": "NixlConnector", "kv_role": "kv_both"}, CONFIG]
         found = self.levels(json.dumps(MULTI | {"kv_connector_extra_config": {"connectors": both}}))
