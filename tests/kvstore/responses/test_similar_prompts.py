@@ -146,6 +146,14 @@ def test_the_same_in_other_small_words_is_the_same(left: str, right: str) -> Non
         ("How do I get from degrees C to degrees F?", "How do I get from degrees F to degrees C?"),
         ("hectare in acres", "How many hectares does an acre have?"),
         ("Is Monday a holiday?", "Is a holiday on Monday?"),
+        # what people type into a search
+        ("dog bites man", "Does the man bite the dog?"),
+        ("boat house price", "How much does a house boat cost?"),
+        ("paris london train", "How do I get from London to Paris by train?"),
+        ("sugar free chocolate", "Is chocolate free of sugar?"),
+        ("best restaurant paris", "What is a good restaurant in Paris?"),
+        ("What is the country code of France?", "What is the country of France?"),
+        ("What does the wizard of Oz want?", "What does the wizard of Oz get?"),
         # which way, when, how long
         ("What is the cheapest way to get to the airport?", "How do I get to the airport?"),
         ("On what date does the sale start?", "At what time does the sale start?"),
