@@ -4,7 +4,7 @@
     python benchmarks/fleet/fleets.py plot              # from that, benchmarks/results/fleet-*.svg
 
 Each node is asked a copy of the trace with contents of its own, behind a system prompt of 2,000 tokens that all have.
-A simulation of 1,000 nodes takes a minute or a few.
+A simulation of 1,000 nodes takes a minute.
 """
 
 from __future__ import annotations

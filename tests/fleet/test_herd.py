@@ -46,7 +46,7 @@ def ask_at_once(fleet: RealFleet, prompt: list[bytes]) -> list[int]:
 
 @pytest.mark.timeout(600)
 def test_a_herd_stores_one_new_prefix(short_folder: Path, shm_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is in Redis once, no node has sent it twice, no server is over its limit, and every answer is right."""
+    """It is in Redis once, sent once and not by each node, no server is over its limit, and every answer is right."""
     prompt = [block_hash(number) for number in range(PAGES)]
     with real_fleet(short_folder, shm_folder, NODES, 3, ARENA, LIMIT) as fleet:
         found = ask_at_once(fleet, prompt)
@@ -68,5 +68,5 @@ def test_a_herd_stores_one_new_prefix(short_folder: Path, shm_folder: Path, caps
     there.check_entries()
     assert counts.written == len(there.entries) == there.pages == PAGES
     assert there.used_bytes <= counts.sent_bytes
-    assert counts.sent_bytes < (NODES + 0.5) * size
+    assert counts.sent_bytes < 3 * size  # all commands included; where each node sent it, that was more than as many
     assert most < LIMIT

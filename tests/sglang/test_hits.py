@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -63,34 +61,6 @@ def test_two_ranks_and_a_host_pool_in_shared_memory(
     alone = start_server(backend(node.url))
     whole = alone.answer(tokens)
     assert whole.stored == 0, "a rank's half of the heads was taken for all of them"
-
-
-def test_two_requests_at_once_read_the_disk_once(
-    node: NodeProcess, start_server: Callable[..., Any], prompt: Callable[..., list[int]]
-) -> None:
-    server = start_server(backend(node.url))
-    tokens, other = prompt(PROMPT), prompt(PROMPT, 8)
-    expected = server.answer(tokens).tokens
-    server.answer(other)
-    server.flush()
-    with kvstore.connect(node.url, timeout=60.0) as client:
-        client.flush()
-    assert node.terminate() == 0
-    shutil.rmtree(node.arena_folder)
-    node.start()
-    server.wait_stored(other, WHOLE)  # it has found the new node
-    server.flush()
-
-    def loaded() -> int:
-        with kvstore.connect(node.url, timeout=60.0) as client:
-            return client.status().tier("disk").counters["loaded"]
-
-    before = loaded()
-    with ThreadPoolExecutor(2) as threads:
-        answers = list(threads.map(server.answer, [tokens, tokens]))
-    assert [answer.tokens for answer in answers] == [expected, expected]
-    assert max(answer.stored for answer in answers) == WHOLE
-    assert loaded() - before == WHOLE // PAGE_SIZE
 
 
 def test_metrics_say_what_came_from_the_storage(

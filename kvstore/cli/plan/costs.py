@@ -260,11 +260,22 @@ def touch(shape: Shape) -> Cost:
 
 @lru_cache(1 << 14)
 def touch_entries(shape: Shape) -> Cost:
-    """Of :func:`touch`, what is asked where the entries are."""
-    base = _encoded(scripts.call(scripts.RENEW, [], _LIVE_MS))
+    """Of :func:`touch`, what is asked where the entries are: those alone in their slot by two commands, without a
+    script."""
+    name = key_names.page_name(bytes(KEY_BYTES))
+    scripted = shape.groups - shape.alone
+    sent = scripted * _encoded(scripts.call(scripts.RENEW, [], _LIVE_MS))
+    sent += (shape.pages - shape.alone) * _argument(len(name))
+    sent += shape.alone * (_encoded([b"MGET", name]) + _encoded([b"PEXPIRE", name, _LIVE_MS]))
+    received = _answers(shape, shape.pages) + shape.alone * _INTEGER
+    return Cost(_runs(shape.pages), shape.groups + shape.alone, scripted, sent, received)
+
+
+def _by_scripts(shape: Shape) -> tuple[int, int]:
+    """How many scripts name all entries, and their bytes."""
+    base = _encoded(scripts.call(scripts.FORGET, [], _LIVE_MS))
     names = shape.pages * _argument(len(key_names.page_name(bytes(KEY_BYTES))))
-    trips, sent = _runs(shape.pages), shape.groups * base + names
-    return Cost(trips, shape.groups, shape.groups, sent, _answers(shape, shape.pages))
+    return shape.groups, shape.groups * base + names
 
 
 @lru_cache(1 << 14)
@@ -285,12 +296,10 @@ def read_back(shape: Shape) -> Cost:
 @lru_cache(1 << 14)
 def repoint(shape: Shape) -> Cost:
     """Of a compaction, to let entries lead to the new chunk."""
-    cost = touch_entries(shape)
+    asked, sent = _by_scripts(shape)
     each = 2 * _argument(len(_entry())) + _argument(16)
-    return Cost(
-        cost.round_trips, cost.commands, cost.scripts, cost.sent_bytes + shape.pages * each,
-        shape.groups * len(b"*1\r\n") + shape.pages * _INTEGER,
-    )  # fmt: skip
+    received = shape.groups * len(b"*1\r\n") + shape.pages * _INTEGER
+    return Cost(_runs(shape.pages), asked, asked, sent + shape.pages * each, received)
 
 
 @lru_cache(1 << 14)
@@ -303,9 +312,9 @@ def evicted(shape: Shape) -> Cost:
 @lru_cache(1 << 14)
 def forget(shape: Shape) -> Cost:
     """To delete the entries of a chunk that was evicted."""
-    cost = touch_entries(shape)
+    asked, sent = _by_scripts(shape)
     received = shape.groups * len(b"*1\r\n") + shape.pages * _INTEGER
-    return Cost(cost.round_trips, cost.commands, cost.scripts, cost.sent_bytes, received)
+    return Cost(_runs(shape.pages), asked, asked, sent, received)
 
 
 @lru_cache(1 << 14)

@@ -64,14 +64,17 @@ class Entries:
         """
         found = [key_names.page_name(key) for key in keys]
         groups = self._groups(found)
-        requests = []
+        requests, renewals = [], []
         for slot, places in groups:
             some = [found[place] for place in places]
-            command = scripts.call(scripts.RENEW, some, self._live_ms) if renew else [b"MGET", *some]
+            if renew and len(some) == 1:  # as mostly in a Cluster: two commands cost a twentieth of a script
+                renewals.append(Request(slot, [b"PEXPIRE", some[0], self._live_ms]))
+            scripted = renew and len(some) > 1
+            command = scripts.call(scripts.RENEW, some, self._live_ms) if scripted else [b"MGET", *some]
             requests.append(Request(slot, command))
-        replies = self._topology.exchange([*also, *requests], deadline)
+        replies = self._topology.exchange([*also, *requests, *renewals], deadline)
         raw: list[Reply] = [NO_ANSWER] * len(keys)
-        for (_, places), reply in zip(groups, replies[len(also) :], strict=True):
+        for (_, places), reply in zip(groups, replies[len(also) : len(also) + len(groups)], strict=True):
             if isinstance(reply, list) and len(reply) == len(places):
                 for place, value in zip(places, reply, strict=True):
                     raw[place] = value

@@ -134,6 +134,7 @@ def test_a_namespace_that_is_opened_anew_while_it_is_dropped_keeps_its_part(
 ) -> None:
     store = open_store(tiers=[tier], tenants=[TenantRule(name="a", disk=4 * FRAME)])
     one, two = opened(store, "a"), opened(store, "a", "two")
+    put_each(store, two, range(1))
     contains = tier.contains
 
     def opened_anew(keys: Sequence[bytes]) -> list[bool]:

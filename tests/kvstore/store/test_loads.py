@@ -152,7 +152,7 @@ def test_a_page_twice_in_a_load_is_read_once(open_store: OpenStore, tier: Memory
 def test_concurrent_loads_read_a_page_once(
     open_store: OpenStore, tier: MemoryTier, threads: ThreadPoolExecutor
 ) -> None:
-    store = open_store(16, [tier])
+    store = open_store(32, [tier])  # half of it holds all loads at once
     known = store.open_namespace(layout_of("a", FRAME))
     put_in_tier(store, known, tier, [1, 2, 3])
     tier.read_gate.close()
