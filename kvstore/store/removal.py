@@ -213,7 +213,6 @@ class Removal:
                         gone += tier.remove(some)
                     except ResourceError as error:
                         failed = error
-                        break  # the rest would wait for it as well
             removed = max(removed, gone)
         if tiers:  # until now, pages could be promoted from there
             dropped |= self._drop_here(keys)

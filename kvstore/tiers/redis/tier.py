@@ -167,8 +167,9 @@ class RedisTier:
         found: set[bytes] = set()
         cursors = dict.fromkeys(self._topology.primaries(deadline), b"0")
         whole = bool(cursors)
-        while cursors and time.monotonic() < deadline:
+        while whole and cursors and time.monotonic() < deadline:
             replies = self._topology.exchange_each(arguments, cursors, self._context.deadline())
+            whole = whole and replies.keys() == cursors.keys()
             cursors = {}
             for server, reply in replies.items():
                 match reply:

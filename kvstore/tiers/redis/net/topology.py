@@ -93,7 +93,11 @@ class Topology:
         return replies
 
     def exchange_each(self, arguments: Sequence[bytes], cursors: dict[str, bytes], deadline: float) -> dict[str, Reply]:
-        """Send a command, with a cursor behind its first word, to each server that ``cursors`` names, all at once."""
+        """Send a command, with a cursor behind its first word, to each server that ``cursors`` names, all at once.
+
+        Returns:
+            Their replies; of one that did not answer, none.
+        """
         out: dict[str, Reply] = {}
 
         def ask(name: str, server: Server) -> None:

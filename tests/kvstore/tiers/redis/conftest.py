@@ -71,6 +71,20 @@ def cluster(shared_cluster: Cluster) -> Cluster:
 
 
 @pytest.fixture
+def servers_at(request: pytest.FixtureRequest) -> Callable[[str], tuple[list[RedisServer], str]]:
+    """Servers that are empty, and the url of them all: one (``single``), or the primaries of a ``cluster``."""
+
+    def find(kind: str) -> tuple[list[RedisServer], str]:
+        if kind == "single":
+            one: RedisServer = request.getfixturevalue("server")
+            return [one], one.url
+        several: Cluster = request.getfixturevalue("cluster")
+        return several.primaries(), several.url
+
+    return find
+
+
+@pytest.fixture
 def steady_cluster(cluster: Cluster) -> Iterator[Cluster]:
     """A Cluster that is empty, and stays as it is while one of its servers stands still."""
 

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from made_pages import make_page, make_page_of, read_pages
 from redis_recount import Recount
-from redis_servers import Cluster, RedisServer, wait_until
+from redis_servers import RedisServer, wait_until
 
 from kvstore.tiers.redis import RedisTier
 from kvstore.tiers.redis.net.server import Request
 from kvstore.tiers.tier import PageWrite
 
+ServersAt = Callable[[str], tuple[list[RedisServer], str]]
 Open = Callable[..., RedisTier]
 MIB = 1 << 20
 NODES = 24
@@ -57,20 +58,14 @@ def once_together(look: Callable[..., Any], together: threading.Barrier) -> Call
 
 @pytest.mark.parametrize("kind", ["single", "cluster"])
 def test_what_a_herd_stores_at_once_is_sent_once(
-    request: pytest.FixtureRequest,
+    servers_at: ServersAt,
     open_redis: Open,
     recount: Callable[..., Recount],
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
 ) -> None:
     """All have looked before anyone has stored: each would send all of it."""
-    servers: list[RedisServer]
-    if kind == "single":
-        one: RedisServer = request.getfixturevalue("server")
-        servers, url = [one], one.url
-    else:
-        several: Cluster = request.getfixturevalue("cluster")
-        servers, url = several.primaries(), several.url
+    servers, url = servers_at(kind)
     monkeypatch.setattr("kvstore.tiers.redis.buckets.JUST_PLACED_MS", b"60000")  # however slow the machine is
     pages = prompt(20)
     together = threading.Barrier(NODES)

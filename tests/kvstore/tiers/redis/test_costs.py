@@ -8,13 +8,14 @@ from collections.abc import Callable
 import pytest
 from counted_redis import CountedRedis
 from made_pages import make_page, read_pages
-from redis_servers import Cluster, RedisServer
+from redis_servers import RedisServer
 
 from kvstore.cli.plan import costs
 from kvstore.cli.plan.costs import Cost
 from kvstore.tiers.redis import RedisTier
 from kvstore.tiers.tier import PageWrite
 
+ServersAt = Callable[[str], tuple[list[RedisServer], str]]
 Open = Callable[..., RedisTier]
 LIMIT = 640 << 20
 BUCKETS = 16
@@ -54,20 +55,14 @@ def hold(expected: Cost, found: Cost) -> None:
 @pytest.mark.parametrize(("length", "pages"), SIZES)
 @pytest.mark.parametrize("kind", ["single", "cluster"])
 def test_the_counts_of_calls(
-    request: pytest.FixtureRequest,
+    servers_at: ServersAt,
     monkeypatch: pytest.MonkeyPatch,
     open_redis: Open,
     kind: str,
     length: int,
     pages: int,
 ) -> None:
-    servers: list[RedisServer]
-    if kind == "single":
-        one: RedisServer = request.getfixturevalue("server")
-        servers, url = [one], one.url
-    else:
-        several: Cluster = request.getfixturevalue("cluster")
-        servers, url = several.primaries(), several.url
+    servers, url = servers_at(kind)
     tier = quiet(open_redis(url, LIMIT, refresh=1000.0))
     chain = prompt(pages, length)
     keys = [page.key for page in chain]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from made_pages import make_page, read_pages
 from redis_recount import Recount
-from redis_servers import Cluster, RedisServer
+from redis_servers import RedisServer
 
 from kvstore.tiers.redis import RedisTier
 from kvstore.tiers.redis.format.new_chunk import NewChunk
@@ -23,6 +23,7 @@ from kvstore.tiers.redis.net import scripts
 from kvstore.tiers.redis.net.server import Request
 from kvstore.tiers.tier import PageWrite
 
+ServersAt = Callable[[str], tuple[list[RedisServer], str]]
 Open = Callable[..., RedisTier]
 MIB = 1 << 20
 LIMIT = 80 * MIB
@@ -68,16 +69,10 @@ def prompt(number: int, pages: int) -> list[PageWrite]:
 
 @pytest.mark.parametrize("kind", ["single", "cluster"])
 def test_old_and_new_nodes_store_the_same_at_once(
-    request: pytest.FixtureRequest, open_redis: Open, recount: Callable[..., Recount], seed: int, kind: str
+    servers_at: ServersAt, open_redis: Open, recount: Callable[..., Recount], seed: int, kind: str
 ) -> None:
     """Round by round the same new prompt, of which each has another part; then more than fits."""
-    servers: list[RedisServer]
-    if kind == "single":
-        one: RedisServer = request.getfixturevalue("server")
-        servers, url = [one], one.url
-    else:
-        several: Cluster = request.getfixturevalue("cluster")
-        servers, url = several.primaries(), several.url
+    servers, url = servers_at(kind)
     new = [open_redis(url, LIMIT, refresh=1000.0) for _ in range(EACH)]
     old = [make_old(open_redis(url, LIMIT, refresh=1000.0), servers) for _ in range(EACH)]
     tiers = [tier for pair in zip(new, old, strict=True) for tier in pair]

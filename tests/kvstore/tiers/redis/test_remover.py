@@ -13,7 +13,7 @@ from made_pages import make_page, read_pages
 from redis_recount import Recount
 from redis_servers import Cluster, RedisServer, hurry, servers_of
 
-from kvstore.errors import ResourceError
+from kvstore.errors import ResourceError, UnavailableError
 from kvstore.tiers.redis import RedisTier
 from kvstore.tiers.redis.net.server import Request
 
@@ -124,3 +124,25 @@ def met(exchange: Callable[..., Any], together: threading.Barrier) -> Callable[.
         return exchange(requests, *arguments, **options)
 
     return waiting
+
+
+@pytest.mark.parametrize("kind", ["server", "cluster"])
+def test_a_server_that_can_not_be_walked_over_is_told(
+    request: pytest.FixtureRequest, open_redis: Open, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """One that is away, at first or in the middle, would keep pages that nobody removes."""
+    tier = open_redis(request.getfixturevalue(kind).url, LIMIT)
+    assert all(tier.write([make_page(number, 100) for number in range(5000)]))
+    server = servers_of(tier)[0]
+    real = server.exchange
+    for walked in range(2):
+        left = iter(range(walked))
+
+        def exchange(requests: Sequence[Request], *more: Any, left: Any = left, **options: Any) -> Any:
+            if requests[0].arguments[0] == b"SCAN" and next(left, None) is None:
+                raise UnavailableError("it is away")
+            return real(requests, *more, **options)
+
+        monkeypatch.setattr(server, "exchange", exchange)
+        with pytest.raises(ResourceError, match="not every server"):
+            tier.keys(bytes(32))
