@@ -17,6 +17,11 @@ from kvstore.responses.store import Label, Store
 
 _MOST = 5
 """Candidates that are shown."""
+_ALIKE = {
+    Likeness.SAME_TEXT: "the same text, asked for in another way",
+    Likeness.SAME_WORDS: "they differ in small words and order alone",
+    Likeness.OTHER_WORDS: "they differ in words",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +101,10 @@ def explain_similar(
         return Explanation("", "guards refuse all that are near: they ask something else", candidates=shown)
     percent = f"{100 * found.wrong:.2g} %, and the bound is {100 * how.bound:g} %"
     if found.wrong > how.bound:
-        words = "they differ in words" if found.likeness is Likeness.OTHER_WORDS else "they differ in small words alone"
         return Explanation(
-            "", f"the best one ({words}) would be wrong with a probability of {percent}", candidates=shown
+            "",
+            f"the best one ({_ALIKE[found.likeness]}) would be wrong with a probability of {percent}",
+            candidates=shown,
         )
     asked = kept[found.entry]
     if asked is None:

@@ -20,11 +20,11 @@ from kvstore.responses.embedding.failure import checked
 from kvstore.responses.metrics import ResponseMetrics
 from kvstore.responses.remembered import Place, Remembered
 from kvstore.responses.sealing import Sealing
+from kvstore.responses.semantic.beginning import beginning
 from kvstore.responses.semantic.comparers import Compare
 from kvstore.responses.semantic.decision import Outcome
 from kvstore.responses.semantic.group import Found
 from kvstore.responses.semantic.lexical import embed
-from kvstore.responses.semantic.tuned import tuned_outcomes
 from kvstore.responses.shadow_gate import ShadowGate
 from kvstore.responses.similar_prompt import SimilarPrompt, text_of
 from kvstore.responses.store import Label, Prompt, Store
@@ -61,7 +61,7 @@ def remembered_for(how: Similar, store: Store, sealing: Sealing, now: Callable[[
         sealing: how they lie there.
         now: seconds since 1970.
     """
-    return Remembered(store, sealing, how.vectors, tuned_outcomes if how.vector is embed else tuple, now)
+    return Remembered(store, sealing, how.vectors, beginning, now)
 
 
 class Searched:

@@ -23,10 +23,10 @@ from kvstore.responses.semantic.reading import read_prompt
 from tests.vllm.server import ServerProcess
 
 PROMPTS = (
-    "How do I reset my password ?",
-    "How can I reset my password ?",
-    "What are the steps to reset my password ?",
-    "Could you please tell me how to reset my password ?",
+    "How do I delete a file ?",
+    "How do I remove a file ?",
+    "How do I erase a file ?",
+    "How do I delete files ?",
 )
 OTHER = "How do I reset my router ?"
 PLACES = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]

@@ -2,5 +2,5 @@
 
 ``reading`` takes a prompt apart (``vocabulary`` and ``verbs``: by which words), ``guards`` compare two of them,
 ``lexical`` is an embedding without a model, ``group`` searches stored prompts, ``decision`` says whether one is told,
-by outcomes (``interval``: how sure they make), and ``tuned`` has those that the lexical embedding begins with.
+by outcomes (``interval``: how sure they make), and ``beginning`` has those that it begins with.
 """

@@ -7,9 +7,10 @@ that this would be wrong is within the bound.
 
 *Entries like it*: those of the same caller with the same embedder, in a pair of the same likeness
 (:class:`kvstore.responses.semantic.guards.Likeness`) and at most this similar, the nearest ones; where these
-are few, the next more similar ones besides. Of them counts the
-upper end of the 95 % interval of the share that was wrong, each entry once. So nothing is ever hit before a few hundred
-outcomes are there, from checks at this place or, for the built-in embedder, from the prompts that it was tuned on.
+are few, the next more similar ones besides. Of them counts the upper end of the 95 % interval of the share that was
+wrong, each entry once, and never less than at a greater similarity. So no kind of pairs is hit before a few hundred
+outcomes of it are there, from checks at this place, but for what :mod:`kvstore.responses.semantic.beginning` begins
+with; and where they are few, one that is wrong ends it.
 
 All this holds for prompts like those that were checked. Prompts of another kind may do worse until they are checked.
 """
@@ -59,7 +60,7 @@ class Experience:
     """What is known of a caller's prompts with an embedder.
 
     Args:
-        outcomes: what it begins with: those of prompts that the embedder was tuned on.
+        outcomes: what it begins with.
     """
 
     def __init__(self, outcomes: Iterable[Outcome] = ()) -> None:
@@ -112,7 +113,7 @@ def prior(outcomes: Sequence[Outcome]) -> npt.NDArray[np.float64]:
     """
     ordered = sorted(outcomes, key=lambda outcome: outcome.similarity)
     reached = np.zeros(_GRID)
-    best, begun = 0.0, 0
+    right, begun = 0.0, 0
     for place in range(_GRID):
         end = bisect_right(ordered, place / (_GRID - 1), key=lambda outcome: outcome.similarity)
         if end > begun:  # else there is nothing new at this similarity
@@ -127,11 +128,10 @@ def prior(outcomes: Sequence[Outcome]) -> npt.NDArray[np.float64]:
                         break
                     seen[outcome.entry] = seen.get(outcome.entry, True) and outcome.right
             wrong = list(seen.values()).count(False)
-            if 2 * wrong <= len(seen) and seen:  # else nothing is told here
-                best = max(best, 1 - upper_end(wrong, len(seen)))
+            right = 1 - upper_end(wrong, len(seen)) if 2 * wrong <= len(seen) else 0.0  # else nothing is told here
             begun = end
-        reached[place] = best
-    return reached
+        reached[place] = right
+    return np.minimum.accumulate(reached[::-1])[::-1]  # what is wrong of more similar ones counts here, too
 
 
 def wrong_by_entry(reached: npt.NDArray[np.float64], own: Iterable[Outcome], similarity: float) -> float:

@@ -1,8 +1,9 @@
 """Whether two prompts may have one answer, as far as that can be told without a model. No I/O.
 
 Guards refuse pairs that embeddings take for alike: another number, a negation, another name, the same words the other
-way round. What they don't refuse, they sort: pairs that say the same in other small words, and pairs that differ in a
-word of content. The second kind hits only where outcomes prove it.
+way round. What they don't refuse, they sort: pairs of one text that is asked for in another way, pairs that say the
+same in other small words, and pairs that differ in a word of content. All but the first kind hit only where outcomes
+prove it.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ class Guard(StrEnum):
 class Likeness(StrEnum):
     """Of a pair that is not refused."""
 
+    SAME_TEXT = "same_text"
+    """All of it is the same in the same order, but for ways to ask ("how do I", "tell me how to") and for small words
+    that agree."""
     SAME_WORDS = "same_words"
     """Its content is the same: other small words, another order that changes nothing, synonyms, what people type into a
     search."""
@@ -79,6 +83,8 @@ def compare(left: Reading, right: Reading) -> Comparison:
         and _kinds_agree(left, right)
         and ((sorted(left.stems) == sorted(right.stems) and is_told_alike(left, right)) or is_nearly_alike(left, right))
     ) or (left.heading != right.heading and _agree_with_heading(left, right) and is_nearly_alike(left, right))
+    if same and left.asked == right.asked and left.heading == right.heading:
+        return Comparison(None, Likeness.SAME_TEXT)
     return Comparison(None, Likeness.SAME_WORDS if same else Likeness.OTHER_WORDS)
 
 

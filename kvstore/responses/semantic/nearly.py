@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvstore.responses.semantic import vocabulary as words
-from kvstore.responses.semantic.order import is_told_alike, points_alike_in_heading
+from kvstore.responses.semantic.order import is_heading_of, is_told_alike
 from kvstore.responses.semantic.reading import Reading
 
 _FEWEST = 2
@@ -30,7 +30,7 @@ def is_nearly_alike(left: Reading, right: Reading) -> bool:
     return (
         (not heading.kind or heading.kind == sentence.kind)
         and sentence.kind.startswith(_ASKED_IN_HEADINGS)
-        and points_alike_in_heading(heading, sentence)
+        and is_heading_of(heading, sentence)
     )
 
 

@@ -53,8 +53,8 @@ def is_told_alike(left: Reading, right: Reading) -> bool:
     return _is_moved(left.content, right.content, verb, _held(left, right), _MOST_MOVED)
 
 
-def points_alike_in_heading(heading: Reading, sentence: Reading) -> bool:
-    """Whether a heading's prepositions point to what they point to in a sentence; it may have fewer.
+def is_heading_of(heading: Reading, sentence: Reading) -> bool:
+    """Whether a heading says what a sentence does: phrases may stand anywhere, and may have lost their prepositions.
 
     Args:
         heading: as people type it into a search.
@@ -62,16 +62,34 @@ def points_alike_in_heading(heading: Reading, sentence: Reading) -> bool:
     """
     if len(heading.units) > 1 and heading.stems != sentence.stems:
         return False  # how many acres a hectare has is not how many hectares an acre has
-    pointed = {word.stem: word.before for word in sentence.content}
-    for word in heading.content:
-        there = pointed[word.stem]
-        if word.before and word.before != there and not (there and _are_alike(word.before, there, word.stem)):
-            return False
-    given = {word.before for word in heading.content} & words.POINTING
-    return not any(
-        word.before in given and not any(each.stem == word.stem and each.before for each in heading.content)
-        for word in sentence.content
-    )
+    there = {word.stem: word.before for word in sentence.content}
+    if len(there) < len(sentence.content):
+        return False  # which of two?
+    given = {word.stem: word.before for word in heading.content if word.before}
+    if any(
+        before != there[stem] and not (there[stem] and _are_alike(before, there[stem], stem))
+        for stem, before in given.items()
+    ):
+        return False
+    pointing = [before for before in there.values() if before in words.POINTING]
+    if pointing not in ([], ["from"], ["to"]) and not words.POINTING & {*given.values()}:
+        return False  # from where, and to where?
+    return all(_found(phrase, list(heading.stems)) is not None for phrase in _phrases(sentence))
+
+
+def _phrases(sentence: Reading) -> Iterator[list[str]]:
+    """What keeps its order: each phrase behind a preposition, and what is left."""
+    phrase: list[str] = []
+    for word in sentence.content:
+        if (word.before or word.begins or word.stem in words.EVALUATING) and phrase:
+            yield phrase
+            phrase = []
+        phrase.append(word.stem)
+        if word.stem in words.EVALUATING:
+            yield phrase
+            phrase = []
+    if phrase:
+        yield phrase
 
 
 def _held(left: Reading, right: Reading) -> set[str]:

@@ -49,6 +49,8 @@ _WRITTEN_WITH_MARKS = frozenset(
     " ARABIC HEBREW CJK HIRAGANA KATAKANA HANGUL".split()
 )
 """Scripts whose words are not told apart by letters and spaces: nothing may differ."""
+_ENDS = ".,;:?!"
+"""Marks that say nothing at the end of a word."""
 _SENTENCE = re.compile(r"(?:^|[.!?:]\s+|\n)\s*$")
 
 
@@ -90,6 +92,9 @@ class Reading:
     content: tuple[Word, ...]
     said: frozenset[str] = field(default_factory=frozenset)
     """Every word as it is written, lowered."""
+    asked: tuple[str, ...] = ()
+    """All that is left of the text, letter by letter and in its order, without ways to ask, marks at the ends of words
+    and, in English, small words other than prepositions."""
 
     @property
     def stems(self) -> tuple[str, ...]:
@@ -151,6 +156,7 @@ def read_prompt(text: str) -> Reading:
         is_passive(tokens),
         content,
         said,
+        _asked(lowered, is_english),
     )
 
 
@@ -173,6 +179,17 @@ def _rewritten(text: str) -> str:
     for phrase, put in PHRASES:
         text = phrase.sub(put, text)
     return text.strip()
+
+
+def _asked(lowered: str, is_english: bool) -> tuple[str, ...]:
+    parts = lowered.split()
+    if parts and parts[-1] in _ENDS:
+        parts.pop()  # French sets them apart
+    said = (part.rstrip(_ENDS) or part for part in parts)
+    if not is_english:
+        return tuple(said)
+    left = (part for part in said if part in words.DIRECTIONS or part not in words.STOPWORDS)
+    return tuple(words.DIRECTIONS.get(part, part) for part in left)  # using is with, into is to
 
 
 def _asked_modal(kind: str, modal: str, tokens: list[str]) -> str:

@@ -229,7 +229,7 @@ def test_what_is_damaged_costs_a_computation(where, how, key):
             await one.ask(text)
 
     async def computes(one: Asking) -> None:
-        assert await one.ask("Who has written this book?") is not None  # the one that is whole
+        assert await one.ask("Could you tell me who wrote this book?") is not None  # the one that is whole
         assert await one.ask(SIMILAR) is None
         assert one.computed == 1
         assert await one.ask(FIRST) is not None  # the answer itself is whole
