@@ -20,6 +20,8 @@ from kvstore.errors import ConfigError, InvalidRequestError
 
 _CONNECTOR, _MODULE, _PLUGIN = "KVStoreConnector", "kvstore.connector.vllm", "kvstore"
 _MULTI = "MultiConnector"
+_HAND_OVER = ("Nixl", "MoRIIO")
+"""Beginnings of names: connectors that answer a request with keys of ``kv_transfer_params`` that our tickets have."""
 _ROLES = ("kv_both", "kv_producer", "kv_consumer")
 _TRANSFER, _BLOCK = "--kv-transfer-config", "--block-size"
 _EXAMPLE = '{"kv_connector": "KVStoreConnector", "kv_role": "kv_both"}'
@@ -183,7 +185,7 @@ def _check_transfer_config(given: Mapping[str, Any], socket: Path) -> list[Verdi
         inside = (given.get("kv_connector_extra_config") or {}).get("connectors") or []
         for each in inside:
             if isinstance(each, dict) and each.get("kv_connector") == _CONNECTOR:
-                return _check_transfer_config(each, socket)
+                return _check_transfer_config(each, socket) + _check_tickets(each, inside)
         text = f"no {_CONNECTOR} among {_MULTI}'s connectors"
         return [Verdict("vLLM's flags", FAIL, text, f"add {_EXAMPLE} to its kv_connector_extra_config's connectors")]
     if given.get("kv_connector") != _CONNECTOR:
@@ -212,6 +214,16 @@ def _check_transfer_config(given: Mapping[str, Any], socket: Path) -> list[Verdi
         verdicts.append(Verdict("vLLM's flags", OK, f"kv_role {given['kv_role']}: this engine {what}"))
     where = url or "the node that it finds by itself, as this command does with the engine's user and environment"
     return verdicts or [Verdict("vLLM's flags", OK, f"{_CONNECTOR} at {where}")]
+
+
+def _check_tickets(ours: Mapping[str, Any], connectors: Sequence[Any]) -> list[Verdict]:
+    """Whether two connectors would answer a request that another engine is to go on with."""
+    names = [str(each.get("kv_connector")) for each in connectors if isinstance(each, dict)]
+    hands_over = [name for name in names if name.startswith(_HAND_OVER)]
+    if not hands_over or not (ours.get("kv_connector_extra_config") or {}).get("ticket_key_file"):
+        return []
+    text = f"ticket_key_file beside {hands_over[0]}: a request that both answer ends vLLM's engine"
+    return [Verdict("vLLM's flags", FAIL, text, "leave ticket_key_file out: the other one hands prompts over")]
 
 
 def _check_other_flags(words: Sequence[str]) -> list[Verdict]:
