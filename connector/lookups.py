@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from kvstore.connector.health import NodeHealth
 from kvstore.errors import FormatError
 from kvstore.limits import MOST_LOOKUP_PAGES
+from kvstore.rare_lines import one_line
 
 if TYPE_CHECKING:
     from kvstore import Lookup, Namespace
@@ -246,7 +247,7 @@ class Lookups:
         """Log what is asked for, as ``kvstore doctor --why`` reads it."""
         for namespace, of_group in zip(self._ranks[0], hashes, strict=True):
             asked = {"layout": json.loads(namespace.layout.to_json()), "hashes": [each.hex() for each in of_group]}
-            _log.debug("request %s asks for %s", request_id, json.dumps(asked))
+            _log.debug("request %s asks for %s", one_line(request_id), json.dumps(asked))
 
     @property
     def _most_hashes(self) -> int:

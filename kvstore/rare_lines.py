@@ -1,10 +1,13 @@
-"""A rate limit for one place that logs: one line in a while, whatever goes on failing."""
+"""What others can write into a log: one line in a while from one place, whatever goes on failing, and no more than it."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable
+
+_MOST_TOLD = 100
+"""Characters."""
 
 
 class RareLines:
@@ -41,3 +44,8 @@ class RareLines:
         if held and count:
             text, values = text + " (%d more such lines were held back)", (*values, held)
         log(text, *values, stacklevel=2)  # as the caller's line: logs may be limited by where a line comes from
+
+
+def one_line(told: str) -> str:
+    """What a client chose, such as a request's name, for a line of a log: it can neither end the line nor fill it."""
+    return repr(told)[1:-1][:_MOST_TOLD]

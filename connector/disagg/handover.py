@@ -34,6 +34,7 @@ from kvstore.connector.disagg.ticket import (
 )
 from kvstore.connector.scheduler import NULL_BLOCK_ID, PartialBlock, SchedulerConnector
 from kvstore.layout import Layout
+from kvstore.rare_lines import one_line
 
 WAIT = 5.0
 """Seconds for which decode waits for pages on their way: as long as prefill holds blocks for their stores."""
@@ -236,7 +237,7 @@ class Handover:
             count = sum(self._refused.values())
         if self._clock() >= self._log_at:
             self._log_at = self._clock() + _LOG_INTERVAL
-            _logger.warning("request %s is computed here (%d so far): %s", request_id, count, error)
+            _logger.warning("request %s is computed here (%d so far): %s", one_line(request_id), count, error)
 
 
 def default_node_id(url: str) -> str:

@@ -9,13 +9,17 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 PATIENCE = 5.0
 """Seconds for which the first request waits for the workers to tell what their pages are."""
 
 _MODULE, _CLASS = "vllm.distributed.kv_transfer.kv_connector.v1.multi_connector", "MultiConnector"
+
+_HAND_OVER = ("Nixl", "MoRIIO")
+"""Beginnings of the names of vLLM's connectors that answer a request which another engine is to go on with. What they
+answer has keys that our tickets have, and where two connectors do, ``MultiConnector`` ends the engine."""
 
 Told = TypeVar("Told")
 
@@ -31,6 +35,16 @@ def enclosing_transfers() -> list[Any]:
     made_by = vars(multi)["__init__"].__code__
     frames = (frame for frame, _ in traceback.walk_stack(None))
     return [frame.f_locals["self"]._kv_transfer_config for frame in frames if frame.f_code is made_by]  # noqa: SLF001 - see above
+
+
+def hands_over(connectors: Sequence[Any]) -> str | None:
+    """The name of a connector that answers a request which another engine is to go on with; None: none of these does.
+
+    Args:
+        connectors: as a ``MultiConnector``'s configuration lists them.
+    """
+    names = (str(each.get("kv_connector")) for each in connectors if isinstance(each, Mapping))
+    return next((name for name in names if name.startswith(_HAND_OVER)), None)
 
 
 class LateHandshake(Generic[Told]):

@@ -17,6 +17,7 @@ from kvstore.connector.blocks.hashing import BlockHashChain
 from kvstore.connector.engine.weights import weights_fingerprint, weights_folder
 from kvstore.errors import KVStoreError, ResourceError
 from kvstore.hashing import hash_blocks
+from kvstore.rare_lines import one_line
 
 ADAPTER_WAIT = 1.0
 """Seconds for which the first request of a LoRA adapter waits for its weights to be looked at."""
@@ -100,7 +101,7 @@ class RequestHashes:
         self._say_once(
             f"shared prefix {name}",
             "the prompt of request %s does not begin with the shared prefix %r: nothing of it is shared",
-            request.request_id,
+            one_line(request.request_id),
             name,
         )
         return None
@@ -115,7 +116,8 @@ class RequestHashes:
         except KVStoreError as error:
             # What is wrong with a request itself may be said with a number of its own, another one each time.
             reason = str(error) if isinstance(error, ResourceError) else type(error).__name__
-            self._say_once(reason, "requests like %s are neither stored nor loaded: %s", request.request_id, error)
+            name = one_line(request.request_id)
+            self._say_once(reason, "requests like %s are neither stored nor loaded: %s", name, error)
             return None
         return chain
 

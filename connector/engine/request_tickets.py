@@ -36,7 +36,8 @@ class RequestTickets:
         if self._hashes.private:
             return  # nothing that another instance has stored is found any more
         if self._handover is None:
-            self._say_once("a request came with a ticket, and this instance has no ticket_key_file: it computes")
+            if "ticket" in request.kv_transfer_params:  # else it is another connector's to hand over
+                self._say_once("a request came with a ticket, and this instance has no ticket_key_file: it computes")
         elif request.kv_transfer_params.get(SHARED) and state.shared_prefix is None:
             self._say_once("a request came with a ticket and a shared prefix that this instance lacks: it computes")
         elif not request.skip_reading_prefix_cache:

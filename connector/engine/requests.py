@@ -28,7 +28,7 @@ from kvstore.connector.plan import StepPlan
 from kvstore.connector.prefix_pins import PrefixPins
 from kvstore.connector.scheduler import NULL_BLOCK_ID, SchedulerConnector
 from kvstore.connector.worker_statistics import LoadTiming
-from kvstore.rare_lines import RareLines
+from kvstore.rare_lines import RareLines, one_line
 
 _logger = logging.getLogger("kvstore.connector")
 
@@ -280,7 +280,7 @@ class EngineRequests:
                 request.kv_transfer_params, self._most_keep_minutes, self._hashes.shared_prefixes
             )
             for text in wrong:
-                self._lines.say(_logger.warning, "request %s: %s", request.request_id, text)
+                self._lines.say(_logger.warning, "request %s: %s", one_line(request.request_id), text)
             store, load = hints.store and self._may_store, hints.load and self._may_load
             shared = self._hashes.shared_prefix(request, hints.shared_prefix) if hints.shared_prefix else None
             chain = self._hashes.chain(request, shared) if store or load else None

@@ -110,6 +110,7 @@ class NodeClients:
         block_events: BlockEvents | None,
         event_block_size: int,
         has_siblings: bool = False,
+        handed_over_by: str | None = None,
         waits: bool = True,
     ) -> EngineRequests:
         """For the scheduler; the arguments are those of :class:`EngineRequests`.
@@ -117,6 +118,7 @@ class NodeClients:
         Args:
             parts: that a page has (:func:`parts_of`).
             touched_early: as for :meth:`worker_half`.
+            handed_over_by: the connector beside this one that hands prompts over to other engines; None: this one may.
             waits: for the node to answer, at an engine's start.
         """
         layouts = [part.layouts for part in parts]
@@ -148,7 +150,7 @@ class NodeClients:
             async_load=async_load,
             may_store=may_store,
             may_load=may_load,
-            tickets=RequestTickets(self._handover(scheduler, layouts, groups, async_load), hashes),
+            tickets=RequestTickets(self._handover(scheduler, layouts, groups, async_load, handed_over_by), hashes),
             block_events=block_events,
             event_block_size=event_block_size,
             has_siblings=has_siblings,
@@ -173,6 +175,7 @@ class NodeClients:
         layouts: Sequence[Sequence[Layout]],
         groups: Sequence[Group],
         async_load: bool,
+        handed_over_by: str | None,
     ) -> Handover | None:
         """Prefill and decode on different engines; None: there is no key for it."""
         if self._ticket_key is None:
@@ -180,6 +183,9 @@ class NodeClients:
         node_id: str | None = self._options.node_id or default_node_id(self._options.url)
         if self._rank_nodes is not None:
             _logger.warning("this instance takes tickets and gives none: a ticket names one node, its ranks have more")
+            node_id = None
+        if handed_over_by is not None:
+            _logger.warning("this instance takes tickets and gives none: %s beside it hands prompts over", handed_over_by)
             node_id = None
         self._peers.compare(layouts[0])
         return Handover(

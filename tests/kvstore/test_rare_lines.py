@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from disk_tiers import Clock
 
-from kvstore.rare_lines import RareLines
+from kvstore.rare_lines import RareLines, one_line
 
 _log = logging.getLogger(__name__)
 
@@ -36,3 +36,9 @@ def test_a_line_comes_from_where_it_is_said(caplog: pytest.LogCaptureFixture) ->
     RareLines().say(_log.warning, "failed")
     [record] = caplog.records
     assert Path(record.pathname) == Path(__file__)
+
+
+def test_what_a_client_chose_neither_ends_a_line_nor_fills_it() -> None:
+    assert one_line("cmpl-12-ä") == "cmpl-12-ä"
+    assert one_line("a\nWARNING forged\r\x1b[31m") == "a\\nWARNING forged\\r\\x1b[31m"
+    assert len(one_line("x" * 1000)) == 100

@@ -85,3 +85,14 @@ class SiblingConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> tuple[bool, dict[str, Any] | None]:
         self._promised.pop(request.request_id, None)
         return False, None
+
+
+class NixlLikeConnector(SiblingConnector):
+    """It hands prompts over to other engines: its answers have the keys that NIXL's have, and kvstore's tickets."""
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        super().request_finished_all_groups(request, block_ids)
+        asks = (request.kv_transfer_params or {}).get("do_remote_decode")
+        return False, {"do_remote_prefill": True, "do_remote_decode": False, "remote_host": "here"} if asks else None

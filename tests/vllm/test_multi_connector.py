@@ -46,9 +46,16 @@ def start_both(models: Callable[[str], Path], runner: str) -> Iterator[Callable[
     """Start an engine with a made-up model, with kvstore and the other connector."""
     loops: list[Loop] = []
 
-    def start(node: NodeProcess, first: bool, *, extra: dict[str, Any] | None = None, **options: Any) -> Loop:
+    def start(
+        node: NodeProcess,
+        first: bool,
+        *,
+        extra: dict[str, Any] | None = None,
+        other: dict[str, Any] = SIBLING,
+        **options: Any,
+    ) -> Loop:
         deadlines = {"lookup_budget_ms": PATIENT, "load_deadline_ms": PATIENT, "store_deadline_ms": PATIENT}
-        transfer = beside(SIBLING, node.url, first, **(deadlines | (extra or {})))
+        transfer = beside(other, node.url, first, **(deadlines | (extra or {})))
         loops.append(Loop(models("llama"), transfer, runner=runner, **options))
         return loops[-1]
 
@@ -98,6 +105,30 @@ def test_what_is_stored_there_an_engine_without_it_finds(
     tokens = prompt(200)
     loop = start_both(node, first)
     answer(loop, "stores", tokens)
+    assert loop.left_over() == []
+    assert answer(start_loop(node), "hits", tokens) == 200 % BLOCK_SIZE + 3
+
+
+@ORDERS
+def test_beside_a_connector_that_hands_prompts_over_it_does_and_kvstore_keeps_pages(
+    start_loop: Callable[..., Loop],
+    start_both: Callable[..., Loop],
+    node: NodeProcess,
+    prompt: Callable[..., list[int]],
+    tmp_path: Path,
+    first: bool,
+) -> None:
+    """vLLM's engine ends where two connectors answer with one key."""
+    key = tmp_path / "key"
+    key.write_bytes(bytes(32))
+    key.chmod(0o600)
+    other = SIBLING | {"kv_connector": "NixlLikeConnector"}
+    loop = start_both(node, first, extra={"ticket_key_file": str(key)}, other=other)
+    tokens = prompt(200)
+    loop.add("asks", tokens, max_tokens=1, params={"do_remote_decode": True})
+    run_all(loop)
+    assert loop.params["asks"]["remote_host"] == "here"
+    assert "ticket" not in loop.params["asks"]
     assert loop.left_over() == []
     assert answer(start_loop(node), "hits", tokens) == 200 % BLOCK_SIZE + 3
 

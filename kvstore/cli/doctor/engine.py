@@ -20,8 +20,6 @@ from kvstore.errors import ConfigError, InvalidRequestError
 
 _CONNECTOR, _MODULE, _PLUGIN = "KVStoreConnector", "kvstore.connector.vllm", "kvstore"
 _MULTI = "MultiConnector"
-_HAND_OVER = ("Nixl", "MoRIIO")
-"""Beginnings of names: connectors that answer a request with keys of ``kv_transfer_params`` that our tickets have."""
 _ROLES = ("kv_both", "kv_producer", "kv_consumer")
 _TRANSFER, _BLOCK = "--kv-transfer-config", "--block-size"
 _EXAMPLE = '{"kv_connector": "KVStoreConnector", "kv_role": "kv_both"}'
@@ -218,12 +216,13 @@ def _check_transfer_config(given: Mapping[str, Any], socket: Path) -> list[Verdi
 
 def _check_tickets(ours: Mapping[str, Any], connectors: Sequence[Any]) -> list[Verdict]:
     """Whether two connectors would answer a request that another engine is to go on with."""
-    names = [str(each.get("kv_connector")) for each in connectors if isinstance(each, dict)]
-    hands_over = [name for name in names if name.startswith(_HAND_OVER)]
-    if not hands_over or not (ours.get("kv_connector_extra_config") or {}).get("ticket_key_file"):
+    from kvstore.connector.engine.enclosing import hands_over  # upwards: an engine's side
+
+    other = hands_over(connectors)
+    if other is None or not (ours.get("kv_connector_extra_config") or {}).get("ticket_key_file"):
         return []
-    text = f"ticket_key_file beside {hands_over[0]}: a request that both answer ends vLLM's engine"
-    return [Verdict("vLLM's flags", FAIL, text, "leave ticket_key_file out: the other one hands prompts over")]
+    text = f"ticket_key_file beside {other}: kvstore gives no tickets there, {other} hands prompts over"
+    return [Verdict("vLLM's flags", WARN, text, "leave ticket_key_file out, unless it takes tickets of other engines")]
 
 
 def _check_other_flags(words: Sequence[str]) -> list[Verdict]:

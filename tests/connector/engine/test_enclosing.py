@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvstore.connector.engine.enclosing import PATIENCE, LateHandshake, enclosing_transfers
+from kvstore.connector.engine.enclosing import PATIENCE, LateHandshake, enclosing_transfers, hands_over
 
 
 class Clock:
@@ -44,3 +44,9 @@ def test_where_a_handshake_tells_nobody_is_asked() -> None:
 
 def test_without_vllms_class_nothing_encloses() -> None:
     assert enclosing_transfers() == []
+
+
+def test_which_connector_beside_hands_prompts_over() -> None:
+    connectors = [{"kv_connector": "KVStoreConnector"}, None, {"kv_connector": "ExampleConnector"}]
+    assert hands_over(connectors) is None
+    assert hands_over([*connectors, {"kv_connector": "NixlPullConnector"}]) == "NixlPullConnector"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="moves an engine's tensors")
 
 import kvstore  # noqa: E402
+from kvstore.connector.blocks.hashing import BlockHashChain  # noqa: E402
+from kvstore.connector.disagg.handover import Prompt  # noqa: E402
 from kvstore.connector.engine import setup  # noqa: E402
 from kvstore.connector.engine.groups import Group  # noqa: E402
 from kvstore.connector.engine.load_admission import LoadAdmission  # noqa: E402
@@ -25,7 +28,7 @@ LAYOUT = kvstore.Layout(model="m", block_size=16, page_bytes=16 * 32 * 4)
 HASHES = tuple(kvstore.hash_blocks(list(range(16)), 16))
 
 
-def scheduler_half(connection: setup.NodeClients, parts: list[Part]) -> EngineRequests:
+def scheduler_half(connection: setup.NodeClients, parts: list[Part], **more: Any) -> EngineRequests:
     groups = [Group(16, keeps=True, num_skipped=lambda num_tokens: 0)]
     return connection.scheduler_half(
         parts,
@@ -37,6 +40,7 @@ def scheduler_half(connection: setup.NodeClients, parts: list[Part]) -> EngineRe
         touched_early=False,
         block_events=None,
         event_block_size=16,
+        **more,
     )
 
 
@@ -93,4 +97,24 @@ def test_what_goes_wrong_at_a_start_is_told_whatever_it_is(
     monkeypatch.setattr(connection._client, "lookup", fail)
     scheduler_half(connection, [Part("", (LAYOUT,))]).shutdown()
     assert "vLLM starts without it: RuntimeError: can't start new thread" in caplog.text
+    connection.close()
+
+
+@pytest.mark.parametrize("other", [None, "NixlConnector"])
+def test_beside_a_connector_that_hands_prompts_over_no_tickets_are_given(
+    other: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = tmp_path / "key"
+    key.write_bytes(bytes(32))
+    key.chmod(0o600)
+    options = Options.parse({"url": "unix:///nobody/s", "node_id": "n", "ticket_key_file": str(key)})
+    connection = setup.NodeClients(options, {})
+    half = scheduler_half(connection, [Part("", (LAYOUT,))], handed_over_by=other)
+    handover = half._tickets._handover
+    assert handover is not None
+    prompt = Prompt(range(16), BlockHashChain(16), 16)
+    prompt.chain.extend(range(16))
+    assert (handover.give("r", prompt, [[1]]) is None) == (other is not None)
+    assert ("NixlConnector beside it hands prompts over" in caplog.text) == (other is not None)
+    half.shutdown()
     connection.close()
