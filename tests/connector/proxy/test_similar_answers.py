@@ -209,7 +209,7 @@ def test_the_command_tells_of_similar_prompts_and_explains_them(front, tmp_path,
     assert "How do I reset my password?" in told
     assert "How do I reset my router?\N{REPLACEMENT CHARACTER}" in told
     assert "0 right, 1 wrong" in told
-    assert "same words" in told
+    assert "same text" in told
     said = json.loads(explain(SIMILAR, "--json"))
     assert (said["similar"]["told"], said["similar"]["candidates"][0]["entry"], said["found"]) == (entry, entry, None)
     assert said["similar"]["candidates"][0]["wrong"] <= 0.02 < said["similar"]["candidates"][1]["wrong"]
