@@ -130,17 +130,20 @@ def plots(rows: Sequence[Row]) -> dict[str, str]:
 def tables(rows: Sequence[Row]) -> Iterator[str]:
     """The lines of all tables of the docs, as Markdown."""
     yield (
-        "| nodes | shards | new KV in arenas | to and from Redis | busiest shard | wanted of it | given up | p99 wait |"
+        "| nodes | shards | new KV in arenas | to and from Redis | busiest shard | wanted of it | not done | p99 wait |"
         " first | saturates at |"
     )
     yield "|---|---|---|---|---|---|---|---|---|---|"
-    for row in rows:
+    for row in sorted(rows, key=lambda row: (row["nodes"], row["shards"])):
         if row["group"] == "size":
             of, most = part(row, "shard"), row["first_saturates_at_nodes"]
+            wanted = "–" if of["wanted"] is None else f"{of['wanted']:,.0%}"
+            undone = f"over {row['unshared']:.0%}" if of["wanted"] is None else f"{1 - of['busy'] / of['wanted']:.0%}"
+            until = "–" if most is None else f"{most:,} nodes" if most else "under 1 node"
             yield (
                 f"| {row['nodes']:,} | {row['shards']} | {row['stored_gigabytes']:,.1f} GB/s |"
-                f" {of['all_gigabytes']:.1f} GB/s | {of['busy']:.0%} | {of['wanted']:,.0%} | {row['unshared']:.0%} |"
-                f" {1e3 * of['wait_p99']:,.0f} ms | {row['first']} | {'–' if most is None else f'{most:,} nodes'} |"
+                f" {of['all_gigabytes']:.1f} GB/s | {of['busy']:.0%} | {wanted} | {undone} |"
+                f" {1e3 * of['wait_p99']:,.0f} ms | {row['first']} | {until} |"
             )
     yield ""
     yield "| nodes | as it is | 1 GiB more of each arena | 1 shard more | router: sticky | router: prefix |"
