@@ -1,4 +1,4 @@
-"""What others can write into a log: one line in a while from one place, whatever goes on failing, and no more than it."""
+"""What others can write into a log: one line in a while from one place, whatever goes on failing, and no more."""
 
 from __future__ import annotations
 

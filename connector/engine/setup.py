@@ -185,7 +185,7 @@ class NodeClients:
             _logger.warning("this instance takes tickets and gives none: a ticket names one node, its ranks have more")
             node_id = None
         if handed_over_by is not None:
-            _logger.warning("this instance takes tickets and gives none: %s beside it hands prompts over", handed_over_by)
+            _logger.warning("this instance takes tickets and gives none: %s beside it does that", handed_over_by)
             node_id = None
         self._peers.compare(layouts[0])
         return Handover(

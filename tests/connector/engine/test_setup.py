@@ -115,6 +115,6 @@ def test_beside_a_connector_that_hands_prompts_over_no_tickets_are_given(
     prompt = Prompt(range(16), BlockHashChain(16), 16)
     prompt.chain.extend(range(16))
     assert (handover.give("r", prompt, [[1]]) is None) == (other is not None)
-    assert ("NixlConnector beside it hands prompts over" in caplog.text) == (other is not None)
+    assert ("NixlConnector beside it does that" in caplog.text) == (other is not None)
     half.shutdown()
     connection.close()
