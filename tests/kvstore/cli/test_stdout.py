@@ -121,14 +121,19 @@ def test_a_node_serves_though_nobody_can_read_that_it_is_ready(
     flags = f"--socket {short_folder}/s --arena 1MiB --arena-dir {shm_folder}/arena --disk-limit 0"
     command = f"exec {sys.executable} -m kvstore.cli serve {flags} {stdout}"
     environment = dict(os.environ, PYTHONPATH=str(ROOT))
-    process = subprocess.Popen(["bash", "-c", command], stderr=subprocess.PIPE, env=environment, text=True)
+    log = short_folder / "log"
+    with log.open("w") as stderr:
+        process = subprocess.Popen(["bash", "-c", command], stderr=stderr, env=environment)
     try:
         eventually((short_folder / "s").exists, "a node")
         with kvstore.connect(f"unix://{short_folder}/s") as client:
             assert client.namespace(LAYOUT).store([HASH], bytes(4096)).stored == 1
+        if stdout == ">/dev/full":  # it serves before it says so
+            eventually(lambda: "ready on" in log.read_text(), "a word")
     finally:
         process.terminate()
-        _, said = process.communicate(timeout=TIMEOUT)
+        process.wait(TIMEOUT)
+    said = log.read_text()
     assert process.returncode == 0
     assert "Traceback" not in said and "Exception ignored" not in said
     if stdout == ">/dev/full":
