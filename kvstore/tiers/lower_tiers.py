@@ -66,8 +66,7 @@ class LowerTiers:
                 for place, (key, here) in enumerate(zip(keys, in_arena(keys), strict=True))
                 if not answer[place] and not here
             ]
-            if len(asked) > 1:
-                nowhere.sort(key=_place)  # heads first, whichever list: the tier may not get to the end in time
+            nowhere.sort(key=_place)  # heads first, whichever list: the tier may not get to the end in time
             there = self._look_up(self.shared, [key for _, _, key in nowhere]) if nowhere else []
             redis = PageTier.REDIS
             for (answer, place, _), here in zip(nowhere, there, strict=True):

@@ -11,7 +11,8 @@ _ENTRIES = 160
 
 def beginning() -> list[Outcome]:
     """Outcomes that stand for what prompts showed that guards had not seen: of the same text that was asked for in
-    another way, none was wrong. Of no other kind of pairs was that shown; these begin with nothing.
+    another way, 2 of 565 entries were wrong, 1.1 % at most. Of no other kind of pairs was so little shown; these begin
+    with nothing.
 
     They are of the least similarity: how similar such pairs are says nothing of whether they are right."""
     return [Outcome(f"beginning {number}", Likeness.SAME_TEXT, 0.0, True) for number in range(_ENTRIES)]

@@ -85,8 +85,7 @@ class Entries:
         if not keys:
             return [], 0
         raw, _ = self.seen(keys, deadline)
-        unanswered = sum(isinstance(value, ServerError) for value in raw) if ServerError in set(map(type, raw)) else 0
-        return [decode(value) if value is not None else None for value in raw], unanswered
+        return [decode(value) for value in raw], sum(isinstance(value, ServerError) for value in raw)
 
     def placing(self, chunks: Sequence[NewChunk], stale: Mapping[bytes, bytes]) -> list[tuple[Request, list[Placed]]]:
         """Requests that put the entries of chunks where none stand, and what each puts; see :func:`placed`.

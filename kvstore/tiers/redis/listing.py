@@ -42,7 +42,6 @@ class Listing:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._topology = context.topology
-        self._buckets = context.buckets
         self._entries = context.entries
 
     def keys(self, prefix: bytes) -> list[bytes]:

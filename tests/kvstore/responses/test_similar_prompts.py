@@ -322,10 +322,10 @@ def test_half_of_the_prompts_were_not_tuned_on(corpus: ModuleType) -> None:
 def test_the_bound_is_kept_and_paraphrases_hit_on_the_other_half(corpus: ModuleType, stream: ModuleType) -> None:
     """Each intent counts once, however often it is asked."""
     _, held_out = corpus.halves(corpus.read_families())
-    requests = stream.requests_of(held_out, 3000, 0)
+    requests = stream.requests_of(held_out, 10_000, 0)
     result = stream.by_entry(requests, lexical.embed, Experience(beginning()), BOUND, 0)
-    assert len(result.hit_intents) >= 149  # of fewer, even none that is wrong shows nothing
-    assert not result.wrong, str(result)
+    assert len(result.hit_intents) >= 183  # of fewer, even none that is wrong shows nothing
+    assert result.wrong_at_most < BOUND, str(result)
     assert result.share_of_paraphrases >= 0.2, str(result)
 
 

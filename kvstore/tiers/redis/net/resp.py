@@ -82,12 +82,14 @@ def encode(commands: Sequence[Sequence[Argument]]) -> list[Buffer]:
 def _alike(arguments: Sequence[Argument]) -> bytes | None:
     """Many short arguments, all but the first of one length, as the names of pages are: without a step of Python for
     each. None: others."""
-    names = [argument for argument in arguments[1:] if isinstance(argument, bytes)]
-    lengths = set(map(len, names))
-    if len(names) < max(_MANY, len(arguments) - 1) or len(lengths) > 1 or max(lengths) >= _JOIN_BYTES:
+    if len(arguments) <= _MANY:  # in a Cluster each page is asked for by a command of its own
         return None
-    first = arguments[0]
-    if not isinstance(first, bytes):
+    whole = [argument for argument in arguments if isinstance(argument, bytes)]
+    if len(whole) < len(arguments):
+        return None
+    first, *names = whole
+    lengths = set(map(len, names))
+    if len(lengths) > 1 or max(lengths) >= _JOIN_BYTES:
         return None
     before = b"\r\n$%d\r\n" % lengths.pop()
     return b"$%d\r\n%b%b%b\r\n" % (len(first), first, before, before.join(names))
