@@ -30,6 +30,7 @@ READ_AT_IMPORT = ("VLLM_", "PYTHON")
 """Beginnings of the names of variables that vLLM, or Python, may read before an engine is made."""
 START_SECONDS = 400.0
 COMMAND_SECONDS = 300.0
+END_SECONDS = 60.0
 
 
 class EngineError(Exception):
@@ -285,13 +286,21 @@ class EngineProcess:
             assert self._process.stdin is not None
             self._process.stdin.close()
             try:
-                self._process.wait(60.0)
+                self._process.wait(END_SECONDS)
             except subprocess.TimeoutExpired:
-                self.kill()
-                raise EngineError(f"vLLM did not end:\n{self._tail()}") from None
+                self._abort()
+                raise EngineError(f"vLLM did not end in {END_SECONDS:g} s:\n{self._tail(500)}") from None
         self._close_pipes()
         if self._process.returncode != 0:
             raise EngineError(f"vLLM ended with exit code {self._process.returncode}:\n{self._tail()}")
+
+    def _abort(self) -> None:
+        """Have it and its workers print where each of their threads is, and be gone."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGABRT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(10.0)
+        self.kill()
 
     def kill(self) -> None:
         """SIGKILL for it and its workers."""
@@ -344,5 +353,5 @@ class EngineProcess:
                 line += read
         return line
 
-    def _tail(self) -> str:
-        return "\n".join(self.printed().splitlines()[-40:])
+    def _tail(self, lines: int = 40) -> str:
+        return "\n".join(self.printed().splitlines()[-lines:])

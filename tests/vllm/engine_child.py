@@ -6,6 +6,7 @@ is answered by one line: ``{"ok": result}`` or ``{"error": text}``. What vLLM pr
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import random
@@ -19,6 +20,7 @@ def main() -> None:
     # vLLM and its libraries print to standard output, too.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
+    faulthandler.enable(2)  # an engine that does not end is ended by SIGABRT, and says where all of its threads are
     _serve(answers)
 
 
