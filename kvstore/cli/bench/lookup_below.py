@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,8 @@ from pathlib import Path
 from kvstore.cli.bench.node_process import without_settings
 from kvstore.cli.tables import figures_table, print_table
 from kvstore.errors import ResourceError
+from kvstore.tiers.redis.format.key_names import page_name
+from kvstore.tiers.redis.net.address import Kind, parse_address
 
 ARENA_PROMPTS = 16
 """Prompts that the arena holds."""
@@ -37,12 +39,15 @@ class BelowFigure:
     """Of the node, a lookup."""
     p50_us: float
     p99_us: float
+    redis_us: float | None
+    """Median of a bare client's request for as many names, in turns with the lookups; None without one server."""
 
 
 def measure_below(on_disk: int, redis: str, rounds: int, progress: Callable[[int], None]) -> list[BelowFigure]:
     """Look prompts up at a node with so many pages on disk, which shares ``redis`` where that is given."""
     import kvstore
     from kvstore.cli.bench.prompts import PROMPT_PAGES, prompt_hashes, prompt_layout, store_prompts
+    from kvstore.cli.bench.redis_baseline import BareClient
     from kvstore.cli.bench.timing import ProcessorCaches, percentile, seconds_of
 
     prompts = on_disk // PROMPT_PAGES
@@ -60,33 +65,49 @@ def measure_below(on_disk: int, redis: str, rounds: int, progress: Callable[[int
         return known if kind == "on disk" else known[:half] + nowhere[half:]
 
     figures = []
-    with _serving(on_disk, redis) as url, kvstore.connect(url, timeout=60.0) as client:
+    with (
+        _serving(on_disk, redis) as url,
+        kvstore.connect(url, timeout=60.0) as client,
+        closing(BareClient(redis)) if _is_one_server(redis) else nullcontext() as bare,
+    ):
         namespace = client.namespace(prompt_layout())
         store_prompts(namespace, ARENA_PROMPTS, lambda pages: None)
         progress(on_disk)
         for kind in KINDS:
             for cold in (False, True):
-                times, calls = [], 0
+                times, own, calls = [], [], 0
                 for _ in range(rounds):
                     hashes = prompt(kind)
                     calls += client.lookup_here([(namespace, hashes)], counts=False) is None
                     if cold:
                         caches.sweep()
                     times.append(seconds_of(partial(namespace.lookup, hashes)) * 1e6)
-                p50, p99 = percentile(times, 50), percentile(times, 99)
-                figures.append(BelowFigure(on_disk, bool(redis), PROMPT_PAGES, kind, cold, calls / rounds, p50, p99))
+                    if bare is not None:
+                        names = [page_name(namespace.fingerprint + block_hash) for block_hash in prompt("new")]
+                        if cold:
+                            caches.sweep()
+                        own.append(seconds_of(partial(bare.miss, names)) * 1e6)
+                figure = percentile(times, 50), percentile(times, 99), percentile(own, 50) if own else None
+                figures.append(BelowFigure(on_disk, bool(redis), PROMPT_PAGES, kind, cold, calls / rounds, *figure))
     return figures
 
 
 def print_below(figures: Sequence[BelowFigure]) -> None:
     """Print them as a table."""
     words = ("besides", "where", "")
-    table = figures_table("pages on disk", *words, "calls", "p50 µs", "p99 µs", left=words)
+    shared = any(each.shared for each in figures)
+    own = ("Redis' own µs",) if shared else ()
+    table = figures_table("pages on disk", *words, "calls", "p50 µs", "p99 µs", *own, left=words)
     for each in figures:
         kind, besides = "cold" if each.cold else "warm", "Redis" if each.shared else ""
         row = (f"{each.on_disk:,}", besides, each.here, kind, f"{each.calls:.2f}")
-        table.add_row(*row, f"{each.p50_us:.0f}", f"{each.p99_us:.0f}")
+        own = (f"{each.redis_us:.0f}" if each.redis_us is not None else "",) if shared else ()
+        table.add_row(*row, f"{each.p50_us:.0f}", f"{each.p99_us:.0f}", *own)
     print_table(table)
+
+
+def _is_one_server(redis: str) -> bool:
+    return bool(redis) and parse_address(redis).kind is Kind.SINGLE
 
 
 @contextmanager

@@ -99,6 +99,13 @@ class BareClient:
             if number + _AHEAD < len(asks):
                 self._socket.sendall(asks[number + _AHEAD])
 
+    def miss(self, names: Sequence[bytes]) -> None:
+        """``MGET`` of names that are nowhere."""
+        asks = [b"*%d\r\n$4\r\nMGET\r\n" % (len(names) + 1), *(b"$%d\r\n%b\r\n" % (len(name), name) for name in names)]
+        self._socket.sendall(b"".join(asks))
+        self._line(b"*")
+        self._receive(memoryview(bytearray(len(b"$-1\r\n") * len(names))))
+
     def close(self) -> None:
         """Disconnect."""
         self._pool.disconnect()

@@ -1,11 +1,13 @@
 """``kvstore bench lookup`` as people run it, with a real node of its own, on few pages."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from kvstore.cli.bench import prompts
+from kvstore.cli.bench.redis_baseline import own_server
 from kvstore.cli.main import EXIT_FAILED, EXIT_USAGE, main
 
 
@@ -64,3 +66,17 @@ def test_a_node_that_does_not_start_says_why(
     monkeypatch.setattr(prompts, "PAGE_BYTES", 1 << 50)
     assert main(["bench", "lookup", "--indexed", "600", "--rounds", "1"]) == EXIT_FAILED
     assert "the node does not start: kvstore serve: " in capsys.readouterr().err
+
+
+@pytest.mark.skipif(
+    not (shutil.which("redis-server") or shutil.which("valkey-server")), reason="redis-server is missing"
+)
+def test_lookups_beside_redis_stand_beside_a_bare_client(small: None, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["bench", "lookup", "--indexed", "600", "--on-disk", "1024", "--rounds", "2"]
+    with own_server() as urls:
+        assert main([*flags, "--json", "--redis", urls[0]]) == 0
+        rows = json.loads(capsys.readouterr().out)["beside_a_disk"]
+        assert main([*flags, "--redis", urls[1]]) == 0
+    assert [row["shared"] for row in rows] == [False] * 8 + [True] * 8
+    assert all((row["redis_us"] or 0) > 0 if row["shared"] else row["redis_us"] is None for row in rows)
+    assert "Redis' own µs" in capsys.readouterr().out
