@@ -54,10 +54,16 @@ def test_killed_ten_times_at_random_moments_of_a_run(
             assert answers.tokens == expected.tokens
             hits += answers.external_hits
             engine.forget()
-    assert engine.run(prompts, max_tokens=40).tokens == expected.tokens
+    end = time.monotonic() + 60
+    while True:  # each load may have met a kill, and the node is asked again some time after the last one
+        answers = engine.run(prompts, max_tokens=40)
+        assert answers.tokens == expected.tokens
+        if hits + answers.external_hits > 0:
+            break
+        assert time.monotonic() < end
+        engine.forget()
     engine.drain()
     assert engine.state()["blocks_in_use"] == 0
-    assert hits > 0
     engine.close()
 
 
