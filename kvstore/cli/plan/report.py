@@ -101,8 +101,8 @@ def report(outcome: Outcome) -> Report:
         outcome.hit_ratio(counts.late),
         counts.unshared / max(1, counts.stored),
         1 - counts.computed_tokens / max(1, counts.tokens),
-        counts.computed_tokens / seconds,
-        counts.stored * fleet.block_bytes / seconds / 1e9,
+        outcome.by_then.computed_tokens / seconds,
+        outcome.by_then.stored * fleet.block_bytes / seconds / 1e9,
         sum(shard.thread.operations for shard in outcome.shards) / seconds,
         [load for load in loads if load.parts],
     )

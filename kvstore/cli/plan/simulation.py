@@ -95,6 +95,8 @@ class Outcome:
 
     fleet: Fleet
     counts: Counts
+    by_then: Counts
+    """Of them, what had happened when the last request came."""
     seconds: float
     """Until the last request came, in the workload's time: what parts did until then is in their figures."""
     shards: list[Shard]
@@ -164,7 +166,7 @@ class Simulation:
         seconds = max(last, 1e-3)
         if self._redis is not None:
             self._redis.refreshes(self._fleet.nodes, seconds)
-        parts = copy.deepcopy(self._parts())  # what follows the last request is no load of theirs
+        parts, by_then = copy.deepcopy(self._parts()), copy.copy(self._counts)  # what follows is no load of theirs
         unasked = self._turned_away + sum(len(node.sharing) for node in self._nodes)
         self._advance(float("inf"))
         cost = Cost()
@@ -172,7 +174,7 @@ class Simulation:
         if self._redis is not None:
             self._counts.redis_evicted = self._redis.pages.evicted
             cost, write_seconds = self._redis.cost, self._redis.write_seconds
-        return Outcome(self._fleet, self._counts, seconds, *parts, cost, unasked, write_seconds)
+        return Outcome(self._fleet, self._counts, by_then, seconds, *parts, cost, unasked, write_seconds)
 
     def _parts(self) -> tuple[list[Shard], list[Part], list[list[Part]], Part, Part]:
         shards = self._redis.shards if self._redis is not None else []
@@ -223,18 +225,18 @@ class Simulation:
         self._at(ready, lambda: self._loaded(number, request, archived))
 
     def _loaded(self, number: int, request: FleetRequest, hits: int) -> None:
-        node, counts = self._nodes[number], self._counts
+        node = self._nodes[number]
         self._keep(number, request.blocks[:hits])
         node.arena.use(request.blocks[:hits])
         node.sharing.use(request.blocks, hits)
         self._share_soon(number)
         tokens = max(0, request.tokens - hits * self._fleet.block_tokens)
-        counts.computed_tokens += tokens
         engine = min(node.engines, key=lambda part: part.free_at)
         done = engine.visit(self._now, tokens / self._rates.prefill_tokens, 1)
-        self._at(done, lambda: self._computed(number, request, hits))
+        self._at(done, lambda: self._computed(number, request, hits, tokens))
 
-    def _computed(self, number: int, request: FleetRequest, hits: int) -> None:
+    def _computed(self, number: int, request: FleetRequest, hits: int, tokens: int) -> None:
+        self._counts.computed_tokens += tokens
         came = self._keep(number, request.blocks, hits)
         self._counts.stored += len(came)
         if self._fleet.objects:

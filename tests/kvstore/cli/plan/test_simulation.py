@@ -110,6 +110,18 @@ def test_what_is_given_up_or_waits_is_wanted_all_the_same() -> None:
     assert many == pytest.approx(8 * 0.8 / fast.wanted, abs=1)
 
 
+def test_what_is_computed_behind_the_last_request_is_none_of_its_seconds() -> None:
+    """More than the engines compute comes: a second has what they do in one, and the end has all of it."""
+    rates = replace(FLEET.rates, prefill_tokens=1000.0)
+    fleet = replace(FLEET, rates=rates)
+    outcome = Simulation(fleet).run(copies(4))
+    found = report(outcome)
+    most = fleet.nodes * rates.engines * rates.prefill_tokens
+    assert outcome.counts.computed_tokens / outcome.seconds > 2 * most
+    assert 0.5 * most < found.computed_tokens <= most
+    assert 0 < found.stored_gigabytes * 1e9 <= most / 512 * BLOCK
+
+
 def test_objects_hold_what_redis_has_let_go() -> None:
     requests = copies(4)
     small = replace(FLEET, redis_bytes=200 * BLOCK)
