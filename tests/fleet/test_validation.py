@@ -72,9 +72,10 @@ def test_a_fleet(
     each = max(40, 240 // nodes)
     pause = 0.1 * nodes**1.25  # of each node: on one machine many keep up with the times of fewer requests together
     requests = paced(read_trace(Path(TRACE)), nodes, each, pause) if TRACE else chats(nodes, each, pause)
+    arena, redis = (8, max(16, 8 * nodes)) if TRACE else (3, max(8, 2 * nodes))  # MiB: far too small, both of them
     row = compare(
         short_folder, shm_folder, nodes, shards, requests,
-        arena_bytes=8 << 20, redis_bytes=max(16, 8 * nodes) << 20, router=router,
+        arena_bytes=arena << 20, redis_bytes=redis << 20, router=router,
     )  # fmt: skip
     with capsys.disabled():
         print("\n" + table([row]))
