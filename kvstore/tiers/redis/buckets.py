@@ -30,7 +30,7 @@ EXPIRED_AT_ONCE = 16
 JUST_PLACED_MS = b"500"
 """For how long a writer is told to look again: what he saw before may be as old as that."""
 CLOCKS = 64
-"""Buckets, about, that are asked what time it is."""
+"""Buckets, about, that are asked first, or alone, where not all need be: what time it is, who uses a namespace."""
 
 Pages = Mapping[tuple[int, bytes], int]
 """Numbers of pages by bucket and nonce of their chunks."""
@@ -183,36 +183,37 @@ class Buckets:
         arguments = namespace, b"%d" % int(seconds * 1e6), b"%d" % EXPIRED_AT_ONCE
         return self._script(bucket, scripts.EXPIRE, *arguments)
 
-    def idle_seconds(self, namespace: bytes, timeout: float) -> Iterator[tuple[int, float]]:
-        """For each bucket that has chunks of a namespace, for how long none of them was used there. A few buckets come
-        first: what is in use is so in most, mostly, and whoever looks for that need not ask the others.
+    def idle_seconds(self, namespace: bytes, timeout: float, first: int | None = None) -> Iterator[tuple[int, float]]:
+        """For each bucket that has chunks of a namespace, for how long none of them was used there.
+
+        Who looks for use need not ask on behind it. So the likely ones come early: ``first``, then those that are known
+        to have some, and behind these all others, as what is known may be old; a few of either before the rest, as what
+        is in use is so in most buckets, mostly.
 
         Raises:
             ResourceError: a server did not answer.
         """
-        some = self._some()
-        others = [bucket for bucket in range(self._number) if bucket not in some]
-        for batch in (some, *runs(others)):
-            asked = [self._script(bucket, scripts.IDLE, namespace) for bucket in batch]
-            replies = self._topology.exchange(asked, time.monotonic() + timeout)
-            for bucket, reply in zip(batch, replies, strict=True):
-                if not isinstance(reply, int):
-                    raise ResourceError("redis: not every server said when it was used last")
-                if reply >= 0:
-                    yield bucket, reply / 1e6
+        known, every = sorted(self.accounting.buckets_of(namespace)), range(self._number)
+        asked: set[int] = set()
+        for some in ([] if first is None else [first], _few(known), known, _few(every), every):
+            for batch in runs([bucket for bucket in some if bucket not in asked]):
+                asked.update(batch)
+                requests = [self._script(bucket, scripts.IDLE, namespace) for bucket in batch]
+                replies = self._topology.exchange(requests, time.monotonic() + timeout)
+                for bucket, reply in zip(batch, replies, strict=True):
+                    if not isinstance(reply, int):
+                        raise ResourceError("redis: not every server said when it was used last")
+                    if reply >= 0:
+                        yield bucket, reply / 1e6
 
     def times(self, timeout: float) -> Iterator[tuple[int, float]]:
         """What time it is where some buckets are, seconds since 1970: enough of them to ask nearly every server."""
-        some = self._some()
+        some = _few(range(self._number))
         asked = [Request(self._topology.slot(key_names.bucket_names(bucket)[0]), [b"TIME"]) for bucket in some]
         for bucket, reply in zip(some, self._topology.exchange(asked, time.monotonic() + timeout), strict=True):
             match reply:
                 case [bytes() as seconds, bytes() as microseconds]:
                     yield bucket, int(seconds) + int(microseconds) / 1e6
-
-    def _some(self) -> range:
-        """``CLOCKS`` buckets, about, of all servers."""
-        return range(0, self._number, max(1, self._number // CLOCKS))
 
     def touch(self, bucket: int, nonces: Collection[bytes]) -> Request:
         """A request that marks chunks as used, the first as the newest."""
@@ -265,6 +266,11 @@ class Buckets:
     def _sums_of(self, bucket: int) -> Request:
         name = key_names.bucket_names(bucket)[2]
         return Request(self._topology.slot(name), [b"HGETALL", name])
+
+
+def _few(buckets: Sequence[int]) -> Sequence[int]:
+    """``CLOCKS`` of some buckets, about: spread over all of them, and so over servers."""
+    return buckets[:: max(1, len(buckets) // CLOCKS)]
 
 
 def evicted_by(bucket: int, reply: Reply) -> list[EvictedChunk]:

@@ -2,13 +2,14 @@
 
 When a namespace was used last stands in Redis already, by the servers' own clocks: each bucket keeps its chunks in the
 order of their last use, and every node tells what it uses in its arena. So nodes need no clock in common, and nothing
-is kept for this.
+is kept for this but where a node found use last: there it asks first.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import OrderedDict
 
 from kvstore.errors import ResourceError
 from kvstore.tiers.redis.buckets import EvictedChunk, evicted_by
@@ -16,6 +17,8 @@ from kvstore.tiers.redis.context import Context
 from kvstore.tiers.redis.net.clocks import Clocks
 
 _BUCKETS_AT_ONCE = 64
+_MOST_REMEMBERED = 1024
+"""Namespaces of which it is known where they were in use last."""
 _LONGEST = 10.0
 """Seconds for one call; what is still there then is left to the next one."""
 
@@ -30,6 +33,8 @@ class Expirer:
         self._entries = context.entries
         self._clocks = Clocks()
         self._looking = threading.Lock()
+        self._used_in: OrderedDict[bytes, int] = OrderedDict()
+        """By namespace: a bucket where it was in use last; what was looked at last is at the end."""
 
     def look_at_clocks(self) -> None:
         """Ask some servers, or all, what time it is."""
@@ -57,8 +62,12 @@ class Expirer:
         """
         end = time.monotonic() + _LONGEST
         idle: dict[int, float] = {}
-        for bucket, said in self._buckets.idle_seconds(namespace, self._context.timeout):
-            if said < seconds:  # whatever the clocks did: it looks unused for longer than it is, if at all
+        for bucket, said in self._buckets.idle_seconds(
+            namespace, self._context.timeout, first=self._used_in.get(namespace)
+        ):
+            # Whatever else the clocks did: it looks unused for longer than it is, if at all.
+            if self._clocks.idle(said, time.monotonic()) < seconds:
+                self._remember(namespace, bucket)
                 return False
             idle[bucket] = said
         self.look_at_clocks()
@@ -80,3 +89,9 @@ class Expirer:
             if holding and (stop.is_set() or time.monotonic() > end):
                 raise ResourceError(f"redis: still {len(holding)} buckets with pages of the namespace")
         return True
+
+    def _remember(self, namespace: bytes, bucket: int) -> None:
+        self._used_in[namespace] = bucket
+        self._used_in.move_to_end(namespace)
+        if len(self._used_in) > _MOST_REMEMBERED:
+            self._used_in.popitem(last=False)

@@ -24,8 +24,8 @@ from kvstore.tiers.tier import KEY_BYTES
 _SECONDS = 30.0
 """For one call."""
 _LOOKS = 4
-"""How often all buckets are looked at, before all keys are: while one is, compaction may move pages to another one that
-was looked at before. What is stored meanwhile is new each time."""
+"""How often all buckets are looked at, where others store all the time. Two are enough: see
+:meth:`Listing._named_by_chunks`."""
 _UNTOLD = "not every server of Redis said which pages it has: some may still be there"
 
 
@@ -34,6 +34,14 @@ class _Place(NamedTuple):
 
     bucket: int
     nonce: bytes
+
+
+class _Told(NamedTuple):
+    """What chunks say. One that is in neither can't be read, or has left."""
+
+    headers: dict[_Place, ChunkHeader]
+    unwritten: set[_Place]
+    """There is a place for their bytes, and nothing in it yet. No page is in these: entries come behind the bytes."""
 
 
 class Listing:
@@ -54,29 +62,34 @@ class Listing:
         """The keys of the pages of all chunks of a namespace. None: a chunk does not say which it has, or it is not
         known how many buckets there are.
 
-        A page that is here all the time is in a chunk all the time. When no look shows a chunk that those before did
-        not, none was missed: one that pages were moved to between two looks would be new.
+        A page that is here all the time is in a chunk all the time. Compaction moves it to another one, once: while
+        all buckets are looked at, perhaps from one that is looked at later to one that was looked at before. But then
+        the next look shows that chunk, and whole. So two looks miss none of what was there when they began, and what
+        others store meanwhile is not waited for.
         """
         [buckets] = self._ask([Request(self._topology.slot(key_names.BUCKETS), [b"GET", key_names.BUCKETS])], end)
         if not isinstance(buckets, bytes) or not buckets.isdigit() or int(buckets) > key_names.MOST_BUCKETS:
             return None
         found: set[bytes] = set()
+        seen: set[_Place] = set()
         known: set[_Place] = set()
         silent: set[_Place] = set()
-        for _ in range(_LOOKS):
+        for look in range(_LOOKS):
             listed = self._listed(namespace, int(buckets), end)
-            if listed is None or silent & listed:  # these have not just left, or just come
+            if listed is None or silent & listed:  # these have not just left
                 return None
-            new = listed - known
-            if not new:
-                return found
-            for place, header in self._headers(sorted(new), end):
-                if header is None or header.namespace != namespace or header.nonce != place.nonce:
-                    silent.add(place)
-                else:
-                    known.add(place)
-                    found.update(map(header.key, range(len(header.hashes))))
-        return None
+            if look == _LOOKS - 1:
+                break
+            unread = listed - known
+            told = self._told(namespace, sorted(unread), end)
+            for place, header in told.headers.items():
+                known.add(place)
+                found.update(map(header.key, range(len(header.hashes))))
+            silent = unread - told.headers.keys() - told.unwritten
+            if listed <= seen and not silent:
+                break
+            seen |= listed
+        return found
 
     def _listed(self, namespace: bytes, buckets: int, end: float) -> set[_Place] | None:
         """The chunks of a namespace in all buckets; None: something else stands there."""
@@ -90,8 +103,9 @@ class Listing:
                 found.update(_Place(bucket, nonce) for nonce in reply if isinstance(nonce, bytes))
         return found
 
-    def _headers(self, places: Sequence[_Place], end: float) -> Iterator[tuple[_Place, ChunkHeader | None]]:
-        """The headers of chunks; None where none can be read."""
+    def _told(self, namespace: bytes, places: Sequence[_Place], end: float) -> _Told:
+        """What chunks of a namespace say of themselves."""
+        told = _Told({}, set())
         for some in runs(places):
             sizes = dict(self._header_bytes(some, end))
             names = [key_names.part_name(place.bucket, place.nonce, 0) for place in sizes]
@@ -99,8 +113,19 @@ class Listing:
                 Request(self._topology.slot(name), [b"GETRANGE", name, b"0", b"%d" % (size - 1)])
                 for name, size in zip(names, sizes.values(), strict=True)
             ]
-            headers = dict(zip(sizes, self._ask(asked, end), strict=True))
-            yield from ((place, _decoded(headers.get(place))) for place in some)
+            heads = dict(zip(sizes, self._ask(asked, end), strict=True))
+            for place, head in heads.items():
+                header = _decoded(head)
+                if header is not None and (header.namespace, header.nonce) == (namespace, place.nonce):
+                    told.headers[place] = header
+            told.unwritten.update(self._standing_empty([place for place, head in heads.items() if head == b""], end))
+        return told
+
+    def _standing_empty(self, places: Sequence[_Place], end: float) -> Iterator[_Place]:
+        """Of chunks that said nothing those that are being written: what is gone says nothing either."""
+        names = [key_names.part_name(place.bucket, place.nonce, 0) for place in places]
+        asked = [Request(self._topology.slot(name), [b"EXISTS", name]) for name in names]
+        yield from (place for place, reply in zip(places, self._ask(asked, end), strict=True) if reply == 1)
 
     def _header_bytes(self, places: Iterable[_Place], end: float) -> Iterator[tuple[_Place, int]]:
         """How long the headers of chunks are that are charged."""

@@ -158,7 +158,8 @@ class RedisTier:
 
     def keys(self, prefix: bytes) -> list[bytes]:
         """The keys of all pages here that begin with ``prefix``: those of a namespace by its fingerprint, from its
-        chunks. With less than that, and where these don't say it, it is a walk over everything.
+        chunks. With less than that, and where these don't say it, it is a walk over everything. What others store
+        during the call may be among them or not.
 
         Raises:
             ResourceError: not all servers could be asked to the end.

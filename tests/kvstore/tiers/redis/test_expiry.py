@@ -97,6 +97,111 @@ def test_a_look_at_what_others_use_asks_few_buckets(server: RedisServer, open_re
     assert server.client.info("commandstats")["cmdstat_evalsha"]["calls"] >= buckets, "before it goes, all are asked"
 
 
+class Asked:
+    """How many scripts a server runs for some look of a node whether a namespace is in use."""
+
+    def __init__(self, server: RedisServer, tier: RedisTier, namespace: bytes) -> None:
+        self.server = server
+        self.tier = tier
+        self.namespace = namespace
+        self.left: int | None = None
+        """What the last look dropped."""
+
+    def look(self) -> int:
+        self.server.client.config_resetstat()
+        self.left = self.tier.expire(self.namespace, DAY, NEVER)
+        return int(self.server.client.info("commandstats")["cmdstat_evalsha"]["calls"])
+
+
+def open_large(server: RedisServer, open_redis: Open) -> RedisTier:
+    """A tier of many buckets that looks only when it is told to."""
+    tier = open_redis(server.url, 64 << 30, refresh=1000.0)
+    tier._refresher.close()
+    assert tier._buckets._own_number > 1500
+    return tier
+
+
+def learn(server: RedisServer, tier: RedisTier) -> None:
+    """What all nodes have there, as a node asks for it every few seconds."""
+    for name in server.client.scan_iter(match="kvstore:summary:*"):
+        server.client.delete(name)
+    assert tier._buckets.refresh(20.0)
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_a_look_at_a_namespace_of_one_chunk_asks_few_buckets(
+    server: RedisServer, open_redis: Open, knows: bool
+) -> None:
+    """Summaries tell a node where others have it; and where it was in use once it is asked first from then on."""
+    busy, idle = open_large(server, open_redis), open_large(server, open_redis)
+    buckets = busy._buckets._own_number
+    few = range(0, buckets, buckets // CLOCKS)
+    pages = (make_page_of(1, number, 100) for number in range(100))
+    page = next(page for page in pages if busy._buckets.share_of(page.key[:32]).bucket_of(page.key) not in few)
+    assert busy.write([page]) == [True]
+    if knows:
+        learn(server, idle)
+    asked = Asked(server, idle, page.key[:32])
+    first = asked.look()
+    assert asked.left is None
+    assert first == 1 if knows else first > CLOCKS, "where nothing is known, all may have to be asked"
+    assert asked.look() == 1
+    assert asked.left is None
+    age([server], 2 * DAY)
+    assert asked.look() >= buckets, "before it goes, all are asked"
+    assert asked.left == 1
+
+
+def test_one_chunk_in_use_among_many_that_are_not_is_looked_for_once(server: RedisServer, open_redis: Open) -> None:
+    busy, idle = open_large(server, open_redis), open_large(server, open_redis)
+    parent = make_page_of(1, 1000, 100).key  # is not there: so each is a chunk by itself
+    pages = [make_page_of(1, number, 100)._replace(parent=parent) for number in range(200)]
+    assert all(busy.write(pages))
+    age([server], 2 * DAY)
+    busy.touch([pages[77].key])
+    learn(server, idle)
+    asked = Asked(server, idle, pages[0].key[:32])
+    holding = len(idle._buckets.accounting.buckets_of(asked.namespace))
+    assert holding > 100
+    assert 1 < asked.look() <= holding
+    assert asked.left is None
+    assert asked.look() == 1
+    assert asked.left is None
+    age([server], 2 * DAY)
+    busy.touch([pages[150].key])
+    assert 1 < asked.look() <= holding
+    assert asked.left is None
+    assert asked.look() == 1
+    assert asked.left is None
+
+
+def test_behind_a_jump_of_clocks_few_buckets_are_asked(server: RedisServer, open_redis: Open) -> None:
+    """All looks unused, and stays, until it has been so for long since: each minute."""
+    tier = open_large(server, open_redis)
+    assert tier.write([make_page_of(1, 0, 100)]) == [True]
+    tier._expirer.look_at_clocks()
+    age([server], 2 * DAY)
+    for each in tier._expirer._clocks._ahead:
+        tier._expirer._clocks._ahead[each] -= 2 * DAY
+    tier._expirer.look_at_clocks()
+    asked = Asked(server, tier, make_page_of(1, 0, 100).key[:32])
+    assert asked.look() == 1
+    assert asked.left is None
+
+
+def test_what_others_use_where_this_node_knows_of_nothing_stays(server: RedisServer, open_redis: Open) -> None:
+    """What is known of buckets may be old: it says where to ask first, never that nobody uses anything elsewhere."""
+    busy, idle = open_large(server, open_redis), open_large(server, open_redis)
+    old, new = make_page_of(1, 1, 100), make_page_of(1, 2, 100)
+    assert busy.write([old]) == [True]
+    age([server], 2 * DAY)
+    learn(server, idle)
+    assert busy.write([new]) == [True]
+    assert len(idle._buckets.accounting.buckets_of(old.key[:32])) == 1
+    assert idle.expire(old.key[:32], DAY, NEVER) is None
+    assert busy.contains([old.key, new.key]) == [True, True]
+
+
 @KINDS
 def test_what_is_used_while_the_rest_leaves_stays(
     servers: Any, open_redis: Open, recount: Callable[..., Recount], monkeypatch: pytest.MonkeyPatch

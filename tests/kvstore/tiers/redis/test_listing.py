@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 from made_pages import make_page, read_pages
-from redis_servers import Cluster, RedisServer, servers_of
+from redis_servers import PATIENCE, Cluster, RedisServer, servers_of
 
 from kvstore.errors import ResourceError, UnavailableError
 from kvstore.tiers.redis import RedisTier
@@ -161,6 +162,82 @@ def test_pages_that_move_between_two_looks_are_found(
     assert looked
     assert tier.remove(tier.keys(ONE)) == whole
     assert not any(read_pages(other, prompt))
+
+
+@pytest.mark.parametrize("kind", ["single", "cluster"])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_chunk_that_is_being_written_is_no_reason_to_walk_over_all_keys(
+    servers_at: ServersAt, open_redis: Open, monkeypatch: pytest.MonkeyPatch, kind: str, late: bool
+) -> None:
+    """It has a place, and no bytes: until they come behind the first look, or (``late``) all the while."""
+    _, url = servers_at(kind)
+    tier, other = (open_redis(url, LIMIT, refresh=1000.0) for _ in range(2))
+    mine, new = pages_of(ONE, range(50)), pages_of(ONE, range(50, 55))
+    assert all(tier.write(mine))
+    for each in (tier, other):
+        each._refresher.close()
+    asked = Asked(monkeypatch)
+    real = Topology.exchange
+    admitted, sent = threading.Event(), threading.Event()
+    stored: list[bool] = []
+    writer = threading.Thread(target=lambda: stored.extend(other.write(new)))
+
+    def exchange(topology: Topology, requests: Sequence[Request], *more: Any, **options: Any) -> Any:
+        if topology is other._topology and any(request.payload_bytes for request in requests):
+            admitted.set()
+            assert sent.wait(PATIENCE)
+        replies = real(topology, requests, *more, **options)
+        if topology is tier._topology and requests and requests[0].arguments[0] == b"GETRANGE" and not late:
+            sent.set()
+            writer.join(PATIENCE)
+        return replies
+
+    monkeypatch.setattr(Topology, "exchange", exchange)
+    writer.start()
+    assert admitted.wait(PATIENCE)
+    found = tier.keys(ONE)
+    sent.set()
+    writer.join(PATIENCE)
+    assert stored == [True] * 5
+    assert b"SCAN" not in asked.commands
+    assert sorted(found) == keys_of(mine if late else mine + new)
+    assert tier.remove(found) == len(found)
+    assert read_pages(other, mine) == [False] * 50
+    assert read_pages(other, new) == [late] * 5
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_somebody_who_stores_all_the_time_is_no_reason_to_walk_over_all_keys(
+    server: RedisServer, open_redis: Open, monkeypatch: pytest.MonkeyPatch, leaves: bool
+) -> None:
+    """Each look shows a new chunk; which is there when its header is asked for, or has left by then."""
+    tier, other = (open_redis(server.url, LIMIT, refresh=1000.0) for _ in range(2))
+    mine, new = pages_of(ONE, range(50)), pages_of(ONE, range(50, 100))
+    assert all(tier.write(mine))
+    for each in (tier, other):
+        each._refresher.close()
+    asked = Asked(monkeypatch)
+    real = Topology.exchange
+    came: list[PageWrite] = []
+
+    def exchange(topology: Topology, requests: Sequence[Request], *more: Any, **options: Any) -> Any:
+        command = requests[0].arguments[0] if requests and topology is tier._topology else b""
+        if command == b"ZRANGE":
+            came.append(new[len(came)])
+            assert other.write(came[-1:]) == [True]
+        if command == b"HMGET" and leaves:
+            assert other.remove([came[-1].key]) == 1
+        return real(topology, requests, *more, **options)
+
+    with monkeypatch.context() as storing:
+        storing.setattr(Topology, "exchange", exchange)
+        found = tier.keys(ONE)
+    assert b"SCAN" not in asked.commands
+    assert len(came) > 1
+    assert {page.key for page in mine} <= set(found) <= {page.key for page in mine + came}
+    assert asked.commands.count(b"ZRANGE") == len(came) * tier._buckets._number
+    tier.remove(found)
+    assert read_pages(other, mine) == [False] * 50
 
 
 @pytest.mark.parametrize("kind", ["single", "cluster"])
