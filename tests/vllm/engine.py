@@ -178,7 +178,7 @@ class EngineProcess:
                     stderr=errors,
                     cwd=log.parent,
                     env=vllm_environment(**variables),
-                    start_new_session=True,  # its own workers die with it in kill()
+                    process_group=0,  # its own workers die with it in kill()
                 )
             else:
                 self._process = ForkedProcess(script, errors.fileno(), log.parent, vllm_environment(**variables))

@@ -24,8 +24,9 @@ MOST_BYTES = 1 << 20
 
 
 class ForkedProcess:
-    """A process that runs a script, as ``subprocess.Popen`` in a session of its own would, with pipes to its standard
-    input and output.
+    """A process that runs a script, as ``subprocess.Popen`` in a process group of its own would, with pipes to its
+    standard input and output. Not in a session of its own: Linux shares processors out among sessions, and beside ranks
+    that spin on each of two processors 6.18 has given the others, the node's among them, nothing for a minute.
 
     Args:
         script: what it runs.
@@ -123,7 +124,7 @@ def _run(request: Mapping[str, object], descriptors: list[int]) -> None:
         with contextlib.suppress(BrokenPipeError):
             os.write(tells, f"{os.waitstatus_to_exitcode(status)}\n".encode())
         os._exit(0)
-    os.setsid()
+    os.setpgrp()
     for number, each in enumerate(standard):
         os.dup2(each, number)
         os.close(each)

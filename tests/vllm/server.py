@@ -79,7 +79,7 @@ class ServerProcess:
                 stderr=log,
                 cwd=self.log.parent,
                 env=self._environment,
-                start_new_session=True,  # engine core and workers die with it in kill()
+                process_group=0,  # engine core and workers die with it in kill()
             )
 
     def start(self) -> None:
