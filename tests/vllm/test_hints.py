@@ -52,3 +52,17 @@ def test_what_is_stored(
     assert loop.left_over() == []
     loop.close()
     assert answer(start_loop(node), "again", tokens) == 300 - blocks * BLOCK_SIZE + 3
+
+
+def test_the_last_blocks_go_behind_what_others_have_stored(
+    start_loop: Callable[..., Loop], node: Any, prompt: Callable[..., list[int]]
+) -> None:
+    loop = start_loop(node)
+    tokens = prompt(200)
+    answer(loop, "head", tokens, params={"kvstore_store_first": 4})
+    loop.reset_prefix_cache()
+    answer(loop, "tail", tokens, params={"kvstore_store_last": 1, "kvstore_load": False})
+    assert loop.left_over() == []
+    loop.close()
+    with kvstore.connect(node.url) as client:
+        assert [each.arena_pages for each in client.status().namespaces] == [4 + 1]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from node_process import NodeProcess
+from redis_servers import wait_until
 
 import kvstore
 
@@ -20,6 +21,7 @@ def metric(text: str, name: str) -> float:
 
 
 def test_a_server_that_is_killed_finds_its_pages_again(
+    node: NodeProcess,
     transfer: dict[str, Any],
     start_server: Callable[..., Any],
     plain: Callable[..., Any],
@@ -41,6 +43,9 @@ def test_a_server_that_is_killed_finds_its_pages_again(
     told = server.metrics()
     assert metric(told, "vllm:external_prefix_cache_hits_total") > 1000
     assert "vllm:kvstore_" in told
+    server.complete(prompts[0], kv_transfer_params={"kvstore_keep_minutes": 5})
+    with kvstore.connect(node.url) as client:
+        wait_until(lambda: sum(each.pinned_pages for each in client.status().namespaces) == 200 // 32)
     server.stop()
 
 
