@@ -1,4 +1,4 @@
-"""A model with code of its own beside its weights (``trust_remote_code``): other code finds nothing of what was stored."""
+"""A model with code of its own beside its weights (``trust_remote_code``): other code finds nothing that was stored."""
 
 from __future__ import annotations
 
