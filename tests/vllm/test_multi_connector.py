@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -17,12 +18,13 @@ from node_process import NodeProcess
 pytest.importorskip("vllm", reason="drives vLLM, which is not installed (make test-vllm)")
 
 from tests.vllm.driving import PATIENT, WAYS, answer, answer_again, begin_load, drop, fill, only_on_disk
-from tests.vllm.engine import BLOCK_SIZE, EngineProcess, transfer_config
+from tests.vllm.engine import BLOCK_SIZE, Answers, EngineProcess, transfer_config
 from tests.vllm.loop import Loop, right_answer, run_all, run_until
 from tests.vllm.sibling import LOADS, SiblingConnector
 
 REQUESTS = int(os.environ.get("REQUESTS", "72"))
 """To each order of the connectors; ``make test-vllm-multi`` has 500."""
+LOADED, NOT_LOADED = "vllm:kvstore_pages_loaded", "vllm:kvstore_pages_not_loaded"
 ORDERS = pytest.mark.parametrize("first", [True, False], ids=["first", "second"])
 SIBLING = {
     "kv_connector": "SiblingConnector",
@@ -222,27 +224,22 @@ def test_a_file_connector_another_name_a_second_node_and_kills(
     tmp_path: Path,
     first: bool,
 ) -> None:
-    """0 failed requests, 0 wrong tokens, of all that :data:`REQUESTS` says."""
+    """0 failed requests, 0 wrong tokens, of all that :data:`REQUESTS` says. Kills come at any moment; and to each
+    engine one when a load is planned of pages that are on the node's disk alone: it is lost for certain."""
     renamed = tmp_path / "another-name"
     renamed.symlink_to(models("llama"))
     prompts = [prompt(100, seed % 5) + prompt(16 * seed, 100 + seed) for seed in range(12)]
     expected = plain(prompts, max_tokens=20)
     moments = random.Random(1)
-    answered = kills = lost = 0
+    answered = kills = loaded = lost = 0
     first_node, second_node = two_nodes
     runs = [(models("llama"), first_node), (renamed, first_node), (renamed, second_node)]
-
-    def checked(answers: Any) -> int:
-        """Whether all are answered, and rightly; how many tokens came from connectors."""
-        assert [each.finish for each in answers.answers] == ["length"] * len(prompts)
-        assert answers.tokens == expected.tokens
-        return int(answers.external_hits)
-
     for number, (model, node) in enumerate(runs):
+        folder = tmp_path / f"files-{number}"
         files = {
             "kv_connector": "ExampleConnector",
             "kv_role": "kv_both",
-            "kv_connector_extra_config": {"shared_storage_path": str(tmp_path / f"files-{number}")},
+            "kv_connector_extra_config": {"shared_storage_path": str(folder)},
         }
         deadlines = {"load_deadline_ms": 500, "store_deadline_ms": 500}
         engine = EngineProcess(
@@ -252,24 +249,48 @@ def test_a_file_connector_another_name_a_second_node_and_kills(
             disable_hybrid_kv_cache_manager=True,  # the file connector does not know it
             max_num_batched_tokens=8192,  # nor prompts in chunks
         )
+
+        def round_of(engine: EngineProcess = engine, folder: Path = folder, **how: Any) -> Answers:
+            """All prompts answered, and rightly, by an engine and a file connector that have none of them."""
+            engine.forget()  # refused until everything is stored
+            for stored in folder.glob("*"):
+                shutil.rmtree(stored)  # or its owner, where it comes first, would leave nothing to kvstore
+            answers = engine.run(prompts, max_tokens=20, **how)
+            assert [each.finish for each in answers.answers] == ["length"] * len(prompts)
+            assert answers.tokens == expected.tokens
+            return answers
+
         with engine, ThreadPoolExecutor(1) as pool:
             assert engine.state()["recompute"] is True
             goal = answered + -(-REQUESTS // len(runs))
             while answered < goal:
-                run = pool.submit(engine.run, prompts, max_tokens=20, concurrency=4)
+                run = pool.submit(round_of, concurrency=4)
                 while not run.done():
                     time.sleep(moments.uniform(0.0, moments.choice((0.03, 0.5))))  # most loads are at the beginning
                     node.kill()
-                    kills += 1
+                    kills += not run.done()
                     time.sleep(moments.uniform(0.0, 0.2))
                     node.start()
-                checked(run.result())
                 answered += len(prompts)
-                lost += int(run.result().counters.get("vllm:kvstore_pages_not_loaded", 0))
-                engine.forget()
+                lost += int(run.result().counters.get(NOT_LOADED, 0))
             end = time.monotonic() + 120
-            while not checked(engine.run(prompts, max_tokens=20)):  # nobody kills it any more
-                engine.forget()
+            while not (hit := round_of().counters.get(LOADED, 0)):  # nobody kills it any more
                 assert time.monotonic() < end, "no hit"
-    print(f"{answered} requests answered rightly, {kills} kills, {lost} pages lost in the middle of their load")
+            loaded += int(hit)
+            end = time.monotonic() + 120
+            killed = None
+            while killed is None or not killed.killed:  # nothing is found before the engine has found the new node
+                assert time.monotonic() < end, "no load"
+                engine.forget()
+                only_on_disk(node)
+                killed = round_of(kill_at_load=node.pid)
+            node.kill()  # waits for its end
+            kills += 1
+            assert killed.counters[NOT_LOADED] > 0
+            lost += int(killed.counters[NOT_LOADED])
+            node.start()
+    print(
+        f"{answered} requests answered rightly, {kills} kills, {loaded} pages loaded without one, "
+        f"{lost} lost in the middle of their load"
+    )
     assert answered >= REQUESTS

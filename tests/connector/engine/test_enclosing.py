@@ -48,10 +48,11 @@ def test_when_nobody_waits_any_more_the_log_says_once_who_has_not_told(caplog: p
     assert not late.waits()
     clock.now += PATIENCE
     assert not late.waits()
-    assert caplog.messages == [
+    expected = (
         "2 of 3 workers have not told what their pages are, 5 s behind the first request: vLLM runs without kvstore"
         " until they have"
-    ]
+    )
+    assert caplog.messages == [expected]
 
 
 def test_where_all_have_told_the_log_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
