@@ -121,6 +121,16 @@ def transfer_config(url: str, **extra: Any) -> dict[str, Any]:
     }
 
 
+def beside(other: dict[str, Any], url: str, first: bool, **extra: Any) -> dict[str, Any]:
+    """A ``kv_transfer_config`` with kvstore and another connector, which says nothing of failed loads: as users do."""
+    both = [transfer_config(url, **extra), other]
+    return {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"connectors": both if first else both[::-1]},
+    }
+
+
 def vllm_environment(**variables: str) -> dict[str, str]:
     """Environment for a process that runs vLLM, from this one's."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("KVSTORE_")}
