@@ -17,7 +17,8 @@ from node_process import NodeProcess
 pytest.importorskip("vllm", reason="drives vLLM, which is not installed (make test-vllm)")
 
 from tests.vllm.driving import ORDERS, only_on_disk
-from tests.vllm.engine import Answers, EngineProcess, beside
+from tests.vllm.engine import BLOCK_SIZE, PATIENT, TWO_RANKS, Answers, EngineProcess, beside
+from tests.vllm.sibling import SIBLING
 
 REQUESTS = int(os.environ.get("REQUESTS", "72"))
 """To each order of the connectors; ``make test-vllm-multi`` has 500."""
@@ -35,6 +36,25 @@ def two_nodes(short_folder: Path, shm_folder: Path) -> Iterator[list[NodeProcess
     yield nodes
     for node in nodes:
         node.kill()
+
+
+@ORDERS
+def test_each_of_two_ranks_tells_and_loads_its_part(
+    node: NodeProcess,
+    start_engine: Callable[..., Any],
+    plain: Callable[..., Any],
+    prompt: Callable[..., list[int]],
+    first: bool,
+) -> None:
+    prompts = [prompt(200, seed) for seed in range(3)]
+    expected = plain(prompts, options=TWO_RANKS).tokens
+    with start_engine(transfer=beside(SIBLING, node.url, first, **PATIENT), **TWO_RANKS) as engine:
+        assert engine.run(prompts).tokens == expected
+        engine.forget()  # refused until everything is stored
+        again = engine.run(prompts)
+        assert again.tokens == expected
+        assert again.external_hits == 3 * 192
+        assert again.counters[LOADED] == 2 * 3 * 192 // BLOCK_SIZE
 
 
 @ORDERS
