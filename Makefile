@@ -114,7 +114,7 @@ test-sglang: redis-server $(SGLANG)/.ready ## real SGLang servers with HiCache o
 # How many requests to each order of the connectors: REQUESTS=500.
 REQUESTS ?= 500
 test-vllm-multi: $(VLLM)/.ready ## inside vLLM's MultiConnector, beside a file connector, with nodes that are killed
-	REQUESTS=$(REQUESTS) $(MAKE) test-vllm VLLM_TESTS=tests/vllm/test_multi_connector.py
+	REQUESTS=$(REQUESTS) $(MAKE) test-vllm VLLM_TESTS="tests/vllm/test_multi_connector.py tests/vllm/test_multi_connector_engines.py"
 
 # Torch's CPU builds come without Triton, and nothing else here needs it. TRITON_VERSION=3.6.0: as torch 2.11 has it.
 TRITON_VERSION ?= 3.9.0

@@ -6,6 +6,7 @@ all the handshakes of a worker it hands on the first one alone, which the others
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 import traceback
@@ -22,6 +23,8 @@ _HAND_OVER = ("Nixl", "MoRIIO")
 answer has keys that our tickets have, and where two connectors do, ``MultiConnector`` ends the engine."""
 
 Told = TypeVar("Told")
+
+_logger = logging.getLogger("kvstore.connector")
 
 
 def enclosing_transfers() -> list[Any]:
@@ -60,6 +63,7 @@ class LateHandshake(Generic[Told]):
         self._clock = clock
         self._told: dict[tuple[int, int], Told] = {}
         self._until: float | None = None
+        self._has_warned = False
 
     @property
     def asks(self) -> bool:
@@ -67,12 +71,24 @@ class LateHandshake(Generic[Told]):
         return len(self._told) < self._workers
 
     def waits(self) -> bool:
-        """Whether a request should ask again: they have not told, and were not waited for too long."""
+        """Whether a request should ask again: they have not told, and were not waited for too long. The first one that
+        is not to wait any more says so in the log."""
         if not self.asks:
             return False
         if self._until is None:
             self._until = self._clock() + PATIENCE
-        return self._clock() < self._until
+        if self._clock() < self._until:
+            return True
+        if not self._has_warned:
+            self._has_warned = True
+            _logger.warning(
+                "%d of %d workers have not told what their pages are, %g s behind the first request: vLLM runs without"
+                " kvstore until they have",
+                self._workers - len(self._told),
+                self._workers,
+                PATIENCE,
+            )
+        return False
 
     def take(self, told: Mapping[tuple[int, int], Told]) -> dict[tuple[int, int], Told] | None:
         """Some workers have told, each by its pipeline and tensor rank.

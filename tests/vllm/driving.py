@@ -24,6 +24,8 @@ ALL_KINDS = pytest.mark.parametrize(
     "kind", ["full", "mla", "unlike", "hybrid", "mixed", "window", "states", "recurrent"]
 )
 WAYS = pytest.mark.parametrize("async_load", [True, False], ids=["async", "sync"])
+ORDERS = pytest.mark.parametrize("first", [True, False], ids=["first", "second"])
+"""Of kvstore and another connector in ``MultiConnector``."""
 
 
 def answer(loop: Loop, request_id: str, prompt: Sequence[int], max_tokens: int = 4, **fields: Any) -> int:

@@ -90,6 +90,8 @@ class Answers:
 
     answers: tuple[Answer, ...]
     counters: dict[str, float] = field(default_factory=dict, repr=False)
+    killed: bool = False
+    """Whether ``kill_at_load`` has come to it."""
 
     @property
     def tokens(self) -> list[tuple[int, ...]]:
@@ -116,6 +118,16 @@ def transfer_config(url: str, **extra: Any) -> dict[str, Any]:
         "kv_connector": "KVStoreConnector",
         "kv_role": "kv_both",
         "kv_connector_extra_config": {"url": url, **extra},
+    }
+
+
+def beside(other: dict[str, Any], url: str, first: bool, **extra: Any) -> dict[str, Any]:
+    """A ``kv_transfer_config`` with kvstore and another connector, which says nothing of failed loads: as users do."""
+    both = [transfer_config(url, **extra), other]
+    return {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"connectors": both if first else both[::-1]},
     }
 
 
@@ -214,6 +226,7 @@ class EngineProcess:
         concurrency: int = 16,
         abort_after: int | None = None,
         reset_after: int | None = None,
+        kill_at_load: int | None = None,
     ) -> Answers:
         """Answer prompts, so many at a time.
 
@@ -223,6 +236,8 @@ class EngineProcess:
             concurrency: most at once.
             abort_after: abort what is under way after so many steps.
             reset_after: after so many steps reset the prefix cache, of requests that run and of the connector, too.
+            kill_at_load: SIGKILL for the process of this number, a node's, when an asynchronous load is planned and its
+                worker has not heard of it.
         """
         requests = [p if isinstance(p, Prompt) else Prompt(p, max_tokens) for p in prompts]
         result = self._ask(
@@ -232,6 +247,7 @@ class EngineProcess:
                 "concurrency": concurrency,
                 "abort_after": abort_after,
                 "reset_after": reset_after,
+                "kill_at_load": kill_at_load,
             },
             COMMAND_SECONDS,
         )
@@ -247,7 +263,7 @@ class EngineProcess:
             )
             for a in result["answers"]
         )
-        return Answers(answers, result["counters"])
+        return Answers(answers, result["counters"], result["killed"])
 
     def drain(self) -> None:
         """Step on until the blocks of finished requests have been stored and given back."""

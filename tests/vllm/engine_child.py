@@ -10,9 +10,12 @@ import faulthandler
 import json
 import os
 import random
+import signal
 import sys
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, TextIO
 
 
@@ -69,6 +72,7 @@ class _Driver:
         concurrency: int,
         abort_after: int | None = None,
         reset_after: int | None = None,
+        kill_at_load: int | None = None,
     ) -> dict[str, Any]:
         """Answer requests, so many at a time, each to its last token, and greedily where it does not say otherwise.
 
@@ -77,8 +81,44 @@ class _Driver:
             concurrency: most requests at once.
             abort_after: abort all that is under way after so many steps.
             reset_after: reset the prefix cache after so many steps, of requests that run and of the connector, too.
+            kill_at_load: SIGKILL for this process when an asynchronous load is planned, before a worker hears of it.
         """
         before = self.counters()
+        planned = nullcontext(list[str]()) if kill_at_load is None else self._killing(kill_at_load)
+        with planned as killed:
+            answers = self._answers(requests, concurrency, abort_after, reset_after)
+        after = self.counters()
+        return {
+            "answers": answers,
+            "counters": {name: value - before.get(name, 0.0) for name, value in after.items()},
+            "killed": bool(killed),
+        }
+
+    @contextmanager
+    def _killing(self, pid: int) -> Iterator[list[str]]:
+        """Kill a process between the plan of a step and its execution, once: of the first one in which a request begins
+        to wait for pages. Yields the requests that do, when it is done."""
+        scheduler = self.engine.engine_core.engine_core.scheduler
+        schedule = scheduler.schedule
+        waiting: list[str] = []
+
+        def then_kill(*arguments: Any, **named: Any) -> Any:
+            step = schedule(*arguments, **named)
+            if not waiting:
+                waiting.extend(n for n, r in scheduler.requests.items() if r.status.name == "WAITING_FOR_REMOTE_KVS")
+                if waiting:
+                    os.kill(pid, signal.SIGKILL)
+            return step
+
+        scheduler.schedule = then_kill
+        try:
+            yield waiting
+        finally:
+            del scheduler.schedule
+
+    def _answers(
+        self, requests: list[dict[str, Any]], concurrency: int, abort_after: int | None, reset_after: int | None
+    ) -> list[dict[str, Any]]:
         waiting = list(enumerate(requests))
         under_way: dict[str, int] = {}
         started: dict[int, float] = {}
@@ -115,11 +155,7 @@ class _Driver:
                 under_way, waiting = {}, []
             if steps == reset_after:
                 self.engine.reset_prefix_cache(True, True)
-        after = self.counters()
-        return {
-            "answers": [answers[index] for index in sorted(answers)],
-            "counters": {name: value - before.get(name, 0.0) for name, value in after.items()},
-        }
+        return [answers[index] for index in sorted(answers)]
 
     def embed(self, tokens: list[int]) -> list[float]:
         """What a pooling model makes of a prompt."""

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import random
 import signal
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,29 +12,25 @@ from node_process import NodeProcess
 
 pytest.importorskip("vllm", reason="drives vLLM, which is not installed (make test-vllm)")
 
-from tests.vllm.driving import PATIENT, WAYS, answer, answer_again, begin_load, drop, fill, only_on_disk
-from tests.vllm.engine import BLOCK_SIZE, EngineProcess, transfer_config
+import kvstore
+from kvstore.layout import Layout
+from tests.vllm.driving import ORDERS, PATIENT, WAYS, answer, answer_again, begin_load, drop, fill, only_on_disk
+from tests.vllm.engine import BLOCK_SIZE, beside
 from tests.vllm.loop import Loop, right_answer, run_all, run_until
-from tests.vllm.sibling import LOADS, SiblingConnector
+from tests.vllm.sibling import (
+    HOLDS,
+    LOADS,
+    LOADS_LATER,
+    LOST,
+    NIXL_LIKE,
+    SIBLING,
+    STEPS,
+    NixlLikeConnector,
+    SiblingConnector,
+)
 
-REQUESTS = int(os.environ.get("REQUESTS", "72"))
-"""To each order of the connectors; ``make test-vllm-multi`` has 500."""
-ORDERS = pytest.mark.parametrize("first", [True, False], ids=["first", "second"])
-SIBLING = {
-    "kv_connector": "SiblingConnector",
-    "kv_connector_module_path": "tests.vllm.sibling",
-    "kv_role": "kv_both",
-}
-
-
-def beside(other: dict[str, Any], url: str, first: bool, **extra: Any) -> dict[str, Any]:
-    """A ``kv_transfer_config`` with kvstore and another connector, which says nothing of failed loads: as users do."""
-    both = [transfer_config(url, **extra), other]
-    return {
-        "kv_connector": "MultiConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"connectors": both if first else both[::-1]},
-    }
+NEVER = 1_000_000_000
+"""Steps."""
 
 
 @pytest.fixture
@@ -62,19 +54,6 @@ def start_both(models: Callable[[str], Path], runner: str) -> Iterator[Callable[
     yield start
     for loop in loops:
         loop.close()
-
-
-@pytest.fixture
-def two_nodes(short_folder: Path, shm_folder: Path) -> Iterator[list[NodeProcess]]:
-    options = {"arena": "4MiB", "disk-limit": "256MiB"}  # half of the pages are on disk alone: their loads take a while
-    nodes = []
-    for name in ("one", "two"):
-        (short_folder / name).mkdir()
-        nodes.append(NodeProcess(short_folder / name, shm_folder / name, **options))
-        nodes[-1].start()
-    yield nodes
-    for node in nodes:
-        node.kill()
 
 
 @ORDERS
@@ -122,8 +101,7 @@ def test_beside_a_connector_that_hands_prompts_over_it_does_and_kvstore_keeps_pa
     key = tmp_path / "key"
     key.write_bytes(bytes(32))
     key.chmod(0o600)
-    other = SIBLING | {"kv_connector": "NixlLikeConnector"}
-    loop = start_both(node, first, extra={"ticket_key_file": str(key)}, other=other)
+    loop = start_both(node, first, extra={"ticket_key_file": str(key)}, other=NIXL_LIKE)
     tokens = prompt(200)
     loop.add("asks", tokens, max_tokens=1, params={"do_remote_decode": True})
     run_all(loop)
@@ -213,63 +191,101 @@ def test_what_another_connector_failed_to_load_is_stored_by_nobody(
     assert answer(start_loop(node), "again", tokens) < 203  # what it loads is right
 
 
+def nixl_like(loop: Loop) -> NixlLikeConnector:
+    """Its worker half."""
+    [sibling] = [each for each in loop.worker.sub_connectors if isinstance(each, NixlLikeConnector)]
+    return sibling
+
+
+def kept_pages(node: NodeProcess) -> int:
+    """Pages that the node has pinned."""
+    with kvstore.connect(node.url, timeout=30.0) as client:
+        return sum(each.pinned_pages for each in client.status().namespaces)
+
+
+def pages_at(node: NodeProcess, tokens: list[int]) -> int:
+    """How many of a prompt's full blocks the node has."""
+    with kvstore.connect(node.url, timeout=30.0) as client:
+        known = [client.namespace(Layout.from_json(each.layout)) for each in client.status().namespaces]
+        return sum(each.lookup(kvstore.hash_blocks(tokens, BLOCK_SIZE)).prefix for each in known)
+
+
 @ORDERS
-def test_a_file_connector_another_name_a_second_node_and_kills(
-    two_nodes: list[NodeProcess],
-    models: Callable[[str], Path],
-    plain: Callable[..., Any],
+def test_blocks_that_another_connector_holds_longer_are_held_until_it_has_told(
+    start_loop: Callable[..., Loop],
+    start_both: Callable[..., Loop],
+    node: NodeProcess,
     prompt: Callable[..., list[int]],
-    tmp_path: Path,
     first: bool,
 ) -> None:
-    """0 failed requests, 0 wrong tokens, of all that :data:`REQUESTS` says."""
-    renamed = tmp_path / "another-name"
-    renamed.symlink_to(models("llama"))
-    prompts = [prompt(100, seed % 5) + prompt(16 * seed, 100 + seed) for seed in range(12)]
-    expected = plain(prompts, max_tokens=20)
-    moments = random.Random(1)
-    answered = kills = lost = 0
-    first_node, second_node = two_nodes
-    runs = [(models("llama"), first_node), (renamed, first_node), (renamed, second_node)]
+    """And then a prompt that is to be kept is pinned: where the last one tells, all are told."""
+    loop = start_both(node, first, other=NIXL_LIKE)
+    tokens = prompt(200)
+    loop.add("held", tokens, params={HOLDS: NEVER, "kvstore_keep_minutes": 5})
+    run_until(loop, lambda: loop.finished.get("held") == "length")
+    loop.step()  # the workers hear of it: two of them are to tell, until kvstore's has
+    run_until(loop, lambda: pages_at(node, tokens) == 6 and "held" not in loop.worker._extra_async_saves)
+    assert loop.scheduler.requests.keys() == {"held"}
+    assert kept_pages(node) == 0
+    nixl_like(loop).held["held"] = 1
+    run_all(loop)
+    run_until(loop, lambda: kept_pages(node) == 6)
+    assert loop.left_over() == []
+    assert answer_again(loop, tokens) == 200 % BLOCK_SIZE + 3
+    assert answer(start_loop(node), "hits", tokens) == 200 % BLOCK_SIZE + 3
 
-    def checked(answers: Any) -> int:
-        """Whether all are answered, and rightly; how many tokens came from connectors."""
-        assert [each.finish for each in answers.answers] == ["length"] * len(prompts)
-        assert answers.tokens == expected.tokens
-        return int(answers.external_hits)
 
-    for number, (model, node) in enumerate(runs):
-        files = {
-            "kv_connector": "ExampleConnector",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": {"shared_storage_path": str(tmp_path / f"files-{number}")},
-        }
-        deadlines = {"load_deadline_ms": 500, "store_deadline_ms": 500}
-        engine = EngineProcess(
-            model,
-            tmp_path / f"engine-{number}.log",
-            transfer=beside(files, node.url, first, **deadlines),
-            disable_hybrid_kv_cache_manager=True,  # the file connector does not know it
-            max_num_batched_tokens=8192,  # nor prompts in chunks
-        )
-        with engine, ThreadPoolExecutor(1) as pool:
-            assert engine.state()["recompute"] is True
-            goal = answered + -(-REQUESTS // len(runs))
-            while answered < goal:
-                run = pool.submit(engine.run, prompts, max_tokens=20, concurrency=4)
-                while not run.done():
-                    time.sleep(moments.uniform(0.0, moments.choice((0.03, 0.5))))  # most loads are at the beginning
-                    node.kill()
-                    kills += 1
-                    time.sleep(moments.uniform(0.0, 0.2))
-                    node.start()
-                checked(run.result())
-                answered += len(prompts)
-                lost += int(run.result().counters.get("vllm:kvstore_pages_not_loaded", 0))
-                engine.forget()
-            end = time.monotonic() + 120
-            while not checked(engine.run(prompts, max_tokens=20)):  # nobody kills it any more
-                engine.forget()
-                assert time.monotonic() < end, "no hit"
-    print(f"{answered} requests answered rightly, {kills} kills, {lost} pages lost in the middle of their load")
-    assert answered >= REQUESTS
+@ORDERS
+def test_blocks_that_kvstore_holds_longer_are_held_until_it_has_told(
+    start_loop: Callable[..., Loop],
+    start_both: Callable[..., Loop],
+    node: NodeProcess,
+    prompt: Callable[..., list[int]],
+    first: bool,
+) -> None:
+    loop = start_both(node, first, other=NIXL_LIKE)
+    tokens = prompt(200)
+    answer(loop, "first", prompt(100, 1))  # all have found the node
+    node.pause()  # no store ends
+    loop.add("held", tokens, params={HOLDS: 1, "kvstore_keep_minutes": 5})
+    run_until(loop, lambda: "held" in loop.finished)
+    for _ in range(20):
+        loop.step()
+    assert nixl_like(loop).held == {}
+    assert loop.scheduler.requests.keys() == {"held"}
+    node.resume()
+    run_all(loop)
+    run_until(loop, lambda: kept_pages(node) == 6)
+    assert loop.left_over() == []
+    assert answer(start_loop(node), "hits", tokens) == 200 % BLOCK_SIZE + 3
+
+
+@ORDERS
+@pytest.mark.parametrize("lost", [0, 2])
+def test_what_another_connector_loads_asynchronously_is_stored_as_far_as_it_came(
+    start_loop: Callable[..., Loop],
+    start_both: Callable[..., Loop],
+    node: NodeProcess,
+    prompt: Callable[..., list[int]],
+    first: bool,
+    lost: int,
+) -> None:
+    loop = start_both(node, first, other=NIXL_LIKE)
+    tokens = prompt(200)
+    params = {LOADS_LATER: 6 * BLOCK_SIZE, STEPS: NEVER, LOST: lost}
+    loop.add("loads", tokens, params=params)
+    run_until(loop, lambda: nixl_like(loop).loading)
+    assert loop.status("loads") == "WAITING_FOR_REMOTE_KVS"
+    loop.add("beside", prompt(100, 1))
+    run_until(loop, lambda: "beside" in loop.finished)
+    assert loop.tokens["beside"] == right_answer(prompt(100, 1), 4)
+    assert loop.status("loads") == "WAITING_FOR_REMOTE_KVS"
+    assert pages_at(node, tokens) == 0
+    nixl_like(loop).loading[0].steps = 1
+    run_all(loop)
+    assert loop.tokens["loads"] == right_answer(tokens, 4)
+    assert loop.computed["loads"] == lost * BLOCK_SIZE + 200 % BLOCK_SIZE + 3
+    assert (loop.load_failures > 0) == (lost > 0)
+    assert loop.left_over() == []
+    assert answer(start_loop(node), "hits", tokens) == 200 % BLOCK_SIZE + 3  # and what it loads is right
+    assert answer_again(loop, tokens) == 200 % BLOCK_SIZE + 3

@@ -74,5 +74,9 @@ def test_inside_multi_connector(
     expected = engine.run(prompts).tokens
     engine.drain()
     engine.forget()
-    assert engine.run(prompts).tokens == expected
+    again = engine.run(prompts)
+    assert again.tokens == expected
+    assert again.external_hits == 192
+    engine.drain()  # what the worker has counted comes with a step
+    assert engine.counters()["vllm:kvstore_pages_loaded"] == 6
     engine.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kvstore.connector.engine.enclosing import PATIENCE, LateHandshake, enclosing_transfers, hands_over
 
 
@@ -34,6 +36,34 @@ def test_a_request_waits_from_the_first_one_on_and_not_for_good() -> None:
     assert not late.waits()
     assert late.asks  # who tells late is still listened to
     assert late.take({(0, 0): "a"}) == {(0, 0): "a"}
+
+
+def test_when_nobody_waits_any_more_the_log_says_once_who_has_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    late = LateHandshake[str](3, clock)
+    late.take({(0, 1): "b"})
+    assert late.waits()
+    assert caplog.messages == []
+    clock.now += PATIENCE
+    assert not late.waits()
+    clock.now += PATIENCE
+    assert not late.waits()
+    expected = (
+        "2 of 3 workers have not told what their pages are, 5 s behind the first request: vLLM runs without kvstore"
+        " until they have"
+    )
+    assert caplog.messages == [expected]
+
+
+def test_where_all_have_told_the_log_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    late = LateHandshake[str](1, clock)
+    assert late.waits()
+    late.take({(0, 0): "a"})
+    clock.now += PATIENCE
+    assert not late.waits()
+    assert LateHandshake[str](0, clock).waits() is False
+    assert caplog.messages == []
 
 
 def test_where_a_handshake_tells_nobody_is_asked() -> None:
