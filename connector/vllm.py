@@ -50,7 +50,7 @@ from vllm.v1.kv_cache_interface import group_kernel_blocks
 
 from kvstore.client_name import MOST_NAME
 from kvstore.connector.engine.block_events import BlockEvents
-from kvstore.connector.engine.enclosing import LateHandshake, enclosing_transfers, hands_over
+from kvstore.connector.engine.enclosing import LateHandshake, check_ticket_givers, enclosing_transfers, hands_over
 from kvstore.connector.engine.groups import fails_by_block, group_of, heads_in_common, layers_of, touches_early
 from kvstore.connector.engine.identity import (
     CacheGroup,
@@ -191,6 +191,10 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         log_beside("vllm")
         self._options = Options.parse(self._kv_transfer_config.kv_connector_extra_config).located(os.environ)
         self._enclosing = enclosing_transfers()
+        self._beside = [
+            each for made in self._enclosing[-1:] for each in made.kv_connector_extra_config.get("connectors", ())
+        ]
+        check_ticket_givers(self._beside)
         self._label = model_label(vllm_config.model_config.model)
         self._connection = NodeClients(self._options, os.environ, _client_name(vllm_config, role), self._label)
         self._layouts: list[list[Layout]] = []  # by part and group
@@ -429,9 +433,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
             block_events=self._block_events,
             event_block_size=resolve_kv_cache_block_sizes(self._kv_cache_config, self._vllm_config)[1],
             has_siblings=bool(self._enclosing),
-            handed_over_by=hands_over(
-                [each for made in self._enclosing for each in made.kv_connector_extra_config.get("connectors", ())]
-            ),
+            handed_over_by=hands_over(self._beside),
             waits=waits,
         )
         if self._is_reset:

@@ -276,8 +276,12 @@ def _check_transfer_config(given: Mapping[str, Any], socket: Path) -> list[Verdi
 
 def _check_tickets(ours: Mapping[str, Any], connectors: Sequence[Any]) -> list[Verdict]:
     """Whether two connectors would answer a request that another engine is to go on with."""
-    from kvstore.connector.engine.enclosing import hands_over  # upwards: an engine's side
+    from kvstore.connector.engine.enclosing import check_ticket_givers, hands_over  # upwards: an engine's side
 
+    try:
+        check_ticket_givers(connectors)
+    except ConfigError as error:
+        return [Verdict("vLLM's flags", FAIL, str(error), "leave it out of all of them but one")]
     other = hands_over(connectors)
     if other is None or not (ours.get("kv_connector_extra_config") or {}).get("ticket_key_file"):
         return []
