@@ -50,7 +50,13 @@ from vllm.v1.kv_cache_interface import group_kernel_blocks
 
 from kvstore.client_name import MOST_NAME
 from kvstore.connector.engine.block_events import BlockEvents
-from kvstore.connector.engine.enclosing import LateHandshake, check_ticket_givers, enclosing_transfers, hands_over
+from kvstore.connector.engine.enclosing import (
+    LateHandshake,
+    check_ticket_givers,
+    enclosing_transfers,
+    fails_requests,
+    hands_over,
+)
 from kvstore.connector.engine.groups import fails_by_block, group_of, heads_in_common, layers_of, touches_early
 from kvstore.connector.engine.identity import (
     CacheGroup,
@@ -609,7 +615,16 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         where = "MultiConnector's" if self._enclosing else "vLLM's"
         if self._options.load_failure_policy == KEEP:
             told = transfers[-1].kv_load_failure_policy
-            logger.info("kvstore leaves %s kv_load_failure_policy as it is: %s", where, told)
+            if fails_requests(kept=True, policy=told, is_inside=bool(self._enclosing)):
+                logger.warning(
+                    "kvstore leaves %s kv_load_failure_policy as it is: %s; a page that is lost fails its request. What"
+                    " stands beside kvstore inside it does nothing: write it beside MultiConnector, or leave"
+                    ' "load_failure_policy": "keep" out',
+                    where,
+                    told,
+                )
+            else:
+                logger.info("kvstore leaves %s kv_load_failure_policy as it is: %s", where, told)
             return
         if transfers[-1].kv_load_failure_policy != RECOMPUTE:
             logger.info(

@@ -74,6 +74,17 @@ def _all_of(connectors: Sequence[Any]) -> Iterator[Mapping[str, Any]]:
             yield from _all_of((each.get("kv_connector_extra_config") or {}).get("connectors") or ())
 
 
+def fails_requests(kept: bool, policy: str | None, is_inside: bool) -> bool:
+    """Whether a page that is lost before it is loaded fails its request, and nobody may have meant that.
+
+    Args:
+        kept: whether kvstore is told to leave vLLM's policy as it is.
+        policy: the ``kv_load_failure_policy`` that vLLM reads, ``MultiConnector``'s own; None: none is given.
+        is_inside: whether kvstore is inside ``MultiConnector``, where what stands beside it does nothing.
+    """
+    return kept and is_inside and policy != "recompute"
+
+
 class LateHandshake(Generic[Told]):
     """What each of a number of workers tells beside its steps, on the scheduler's thread.
 

@@ -241,9 +241,9 @@ def _check_transfer_config(given: Mapping[str, Any], socket: Path) -> list[Verdi
     wrong = []
     if given.get("kv_connector") == _MULTI:
         inside = (given.get("kv_connector_extra_config") or {}).get("connectors") or []
-        for each in inside:
-            if isinstance(each, dict) and each.get("kv_connector") == _CONNECTOR:
-                return _check_transfer_config(each, socket) + _check_tickets(each, inside)
+        ours = _own_entry(given)
+        if ours is not None:
+            return [*_check_transfer_config(ours, socket), *_check_tickets(ours, inside), *_check_policy(ours, given)]
         text = f"no {_CONNECTOR} among {_MULTI}'s connectors"
         return [Verdict("vLLM's flags", FAIL, text, f"add {_EXAMPLE} to its kv_connector_extra_config's connectors")]
     if given.get("kv_connector") != _CONNECTOR:
@@ -287,6 +287,18 @@ def _check_tickets(ours: Mapping[str, Any], connectors: Sequence[Any]) -> list[V
         return []
     text = f"ticket_key_file beside {other}: kvstore gives no tickets there, {other} hands prompts over"
     return [Verdict("vLLM's flags", WARN, text, "leave ticket_key_file out, unless it takes tickets of other engines")]
+
+
+def _check_policy(ours: Mapping[str, Any], outer: Mapping[str, Any]) -> list[Verdict]:
+    """Whether lost pages fail requests: ``MultiConnector``'s policy counts, and kvstore is told to leave it."""
+    from kvstore.connector.engine.enclosing import fails_requests  # upwards: an engine's side
+
+    kept = (ours.get("kv_connector_extra_config") or {}).get("load_failure_policy") == "keep"
+    if not fails_requests(kept, outer.get("kv_load_failure_policy"), is_inside=True):
+        return []
+    text = f'"load_failure_policy": "keep" inside {_MULTI}, whose policy is not "recompute": lost pages fail requests'
+    advice = f'write "kv_load_failure_policy": "recompute" beside "{_MULTI}", or leave "keep" out'
+    return [Verdict("vLLM's flags", WARN, text, advice)]
 
 
 def _check_other_flags(words: Sequence[str]) -> list[Verdict]:

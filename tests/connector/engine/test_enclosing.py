@@ -9,6 +9,7 @@ from kvstore.connector.engine.enclosing import (
     LateHandshake,
     check_ticket_givers,
     enclosing_transfers,
+    fails_requests,
     hands_over,
 )
 from kvstore.errors import ConfigError
@@ -73,3 +74,11 @@ def test_only_one_kvstore_gives_tickets() -> None:
     for connectors in [giver, giver], [giver, multi(plain, multi(giver))]:
         with pytest.raises(ConfigError, match="2 KVStoreConnectors inside MultiConnector have one, at most 1 may"):
             check_ticket_givers(connectors)
+
+
+def test_where_lost_pages_fail_requests() -> None:
+    assert fails_requests(kept=True, policy="fail", is_inside=True)
+    assert fails_requests(kept=True, policy=None, is_inside=True)
+    assert not fails_requests(kept=True, policy="recompute", is_inside=True)
+    assert not fails_requests(kept=False, policy="fail", is_inside=True)
+    assert not fails_requests(kept=True, policy="fail", is_inside=False)  # it stands where it counts

@@ -325,6 +325,29 @@ class TestEngine:
         command = f"{before}vllm serve m --kv-transfer-config '{self.flags()}'"
         assert [each.level for each in engine.check_plugins(command, None, environment)] == levels
 
+    @pytest.mark.parametrize(
+        ("outer", "inside", "levels"),
+        [
+            ({}, {}, [OK]),
+            ({}, {"load_failure_policy": "keep"}, [OK, WARN]),
+            ({"kv_load_failure_policy": "fail"}, {"load_failure_policy": "keep"}, [OK, WARN]),
+            ({"kv_load_failure_policy": "recompute"}, {"load_failure_policy": "keep"}, [OK]),
+        ],
+    )
+    def test_a_policy_that_fails_requests(
+        self, outer: dict[str, str], inside: dict[str, str], levels: list[str]
+    ) -> None:
+        ours = CONFIG | {"kv_connector_extra_config": {"url": "unix:///run/kvstore.sock"} | inside}
+        nested = MULTI | {"kv_connector_extra_config": {"connectors": [ours]}}
+        for each in ours, nested:  # directly, and in another MultiConnector
+            given = MULTI | {"kv_connector_extra_config": {"connectors": [each]}} | outer
+            assert [level for level, _ in self.levels(json.dumps(given))] == levels
+
+    def test_two_kvstores_that_give_tickets(self) -> None:
+        giver = CONFIG | {"kv_connector_extra_config": {"ticket_key_file": "/etc/key"}}
+        given = MULTI | {"kv_connector_extra_config": {"connectors": [giver, giver]}}
+        assert any(level == FAIL and "at most 1 may" in text for level, text in self.levels(json.dumps(given)))
+
     def test_plugins_only_count_where_kvstores_own_entry_has_no_path(self) -> None:
         other = {"kv_connector": "Other", "kv_role": "kv_both", "kv_connector_module_path": "other"}
         for path, levels in ({}, [FAIL]), ({"kv_connector_module_path": "kvstore.connector.vllm"}, []):
