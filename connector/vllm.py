@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.version import __version__ as vllm_version
 
-from kvstore.connector.engine.versions import check_version
+from kvstore.connector.engine.versions import check_version, run_in_part
 
 check_version(vllm_version)  # before what another release may not have
 
@@ -50,7 +50,13 @@ from vllm.v1.kv_cache_interface import group_kernel_blocks
 
 from kvstore.client_name import MOST_NAME
 from kvstore.connector.engine.block_events import BlockEvents
-from kvstore.connector.engine.enclosing import LateHandshake, enclosing_transfers, hands_over
+from kvstore.connector.engine.enclosing import (
+    LateHandshake,
+    check_ticket_givers,
+    enclosing_transfers,
+    fails_requests,
+    hands_over,
+)
 from kvstore.connector.engine.groups import fails_by_block, group_of, heads_in_common, layers_of, touches_early
 from kvstore.connector.engine.identity import (
     CacheGroup,
@@ -191,6 +197,10 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         log_beside("vllm")
         self._options = Options.parse(self._kv_transfer_config.kv_connector_extra_config).located(os.environ)
         self._enclosing = enclosing_transfers()
+        self._beside = [
+            each for made in self._enclosing[-1:] for each in made.kv_connector_extra_config.get("connectors", ())
+        ]
+        check_ticket_givers(self._beside)
         self._label = model_label(vllm_config.model_config.model)
         self._connection = NodeClients(self._options, os.environ, _client_name(vllm_config, role), self._label)
         self._layouts: list[list[Layout]] = []  # by part and group
@@ -228,6 +238,10 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
                     else "since not all layers of this model keep all tokens",
                 )
             self._set_failure_policy()
+            if run_in_part(vllm_version):
+                logger.warning(
+                    "kvstore was run with vLLM %s in part only: `kvstore docs vllm` says what was run", vllm_version
+                )
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -425,9 +439,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
             block_events=self._block_events,
             event_block_size=resolve_kv_cache_block_sizes(self._kv_cache_config, self._vllm_config)[1],
             has_siblings=bool(self._enclosing),
-            handed_over_by=hands_over(
-                [each for made in self._enclosing for each in made.kv_connector_extra_config.get("connectors", ())]
-            ),
+            handed_over_by=hands_over(self._beside),
             waits=waits,
         )
         if self._is_reset:
@@ -603,7 +615,16 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         where = "MultiConnector's" if self._enclosing else "vLLM's"
         if self._options.load_failure_policy == KEEP:
             told = transfers[-1].kv_load_failure_policy
-            logger.info("kvstore leaves %s kv_load_failure_policy as it is: %s", where, told)
+            if fails_requests(kept=True, policy=told, is_inside=bool(self._enclosing)):
+                logger.warning(
+                    "kvstore leaves %s kv_load_failure_policy as it is: %s; a page that is lost fails its request. What"
+                    " stands beside kvstore inside it does nothing: write it beside MultiConnector, or leave"
+                    ' "load_failure_policy": "keep" out',
+                    where,
+                    told,
+                )
+            else:
+                logger.info("kvstore leaves %s kv_load_failure_policy as it is: %s", where, told)
             return
         if transfers[-1].kv_load_failure_policy != RECOMPUTE:
             logger.info(

@@ -10,8 +10,10 @@ import logging
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
+
+from kvstore.errors import ConfigError
 
 PATIENCE = 5.0
 """Seconds for which the first request waits for the workers to tell what their pages are."""
@@ -44,10 +46,46 @@ def hands_over(connectors: Sequence[Any]) -> str | None:
     """The name of a connector that answers a request which another engine is to go on with; None: none of these does.
 
     Args:
-        connectors: as a ``MultiConnector``'s configuration lists them.
+        connectors: as a ``MultiConnector``'s configuration lists them, with those in a ``MultiConnector`` among them.
     """
-    names = (str(each.get("kv_connector")) for each in connectors if isinstance(each, Mapping))
+    names = (str(each.get("kv_connector")) for each in _all_of(connectors))
     return next((name for name in names if name.startswith(_HAND_OVER)), None)
+
+
+def check_ticket_givers(connectors: Sequence[Any]) -> None:
+    """Whether at most one kvstore gives tickets: what two answer clashes as any other two answers do.
+
+    Args:
+        connectors: as of :func:`hands_over`.
+
+    Raises:
+        ConfigError: more than one does.
+    """
+    ours = (each for each in _all_of(connectors) if each.get("kv_connector") == "KVStoreConnector")
+    givers = sum(bool((each.get("kv_connector_extra_config") or {}).get("ticket_key_file")) for each in ours)
+    if givers > 1:
+        raise ConfigError(
+            f"ticket_key_file: {givers} KVStoreConnectors inside MultiConnector have one, at most 1 may: vLLM ends"
+            " where two connectors answer a request that another engine is to go on with"
+        )
+
+
+def _all_of(connectors: Sequence[Any]) -> Iterator[Mapping[str, Any]]:
+    for each in connectors:
+        if isinstance(each, Mapping):
+            yield each
+            yield from _all_of((each.get("kv_connector_extra_config") or {}).get("connectors") or ())
+
+
+def fails_requests(kept: bool, policy: str | None, is_inside: bool) -> bool:
+    """Whether a page that is lost before it is loaded fails its request, and nobody may have meant that.
+
+    Args:
+        kept: whether kvstore is told to leave vLLM's policy as it is.
+        policy: the ``kv_load_failure_policy`` that vLLM reads, ``MultiConnector``'s own; None: none is given.
+        is_inside: whether kvstore is inside ``MultiConnector``, where what stands beside it does nothing.
+    """
+    return kept and is_inside and policy != "recompute"
 
 
 class LateHandshake(Generic[Told]):

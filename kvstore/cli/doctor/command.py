@@ -167,6 +167,8 @@ def _check_engine(options: argparse.Namespace, config: NodeConfig) -> list[Verdi
     verdicts = []
     if options.vllm is not None:
         verdicts += engine.check_flags(options.vllm, config.socket)
+        if options.engine_pid is None:
+            verdicts += engine.check_plugins(options.vllm, None, os.environ)
     if options.sglang is not None:
         verdicts += sglang.check_flags(options.sglang, config.socket)
     if options.engine_pid is not None:
@@ -175,8 +177,7 @@ def _check_engine(options: argparse.Namespace, config: NodeConfig) -> list[Verdi
             verdicts += sglang.check_flags(command, config.socket)
         else:
             verdicts += engine.check_flags(command, config.socket)
-            if not any("kv_connector_module_path" in word for word in command):
-                verdicts += engine.check_plugins(options.engine_pid)
+            verdicts += engine.check_plugins(command, options.engine_pid, os.environ)
         verdicts.append(engine.check_process(options.engine_pid, config.socket))
     return verdicts
 

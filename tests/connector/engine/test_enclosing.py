@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from kvstore.connector.engine.enclosing import PATIENCE, LateHandshake, enclosing_transfers, hands_over
+from kvstore.connector.engine.enclosing import (
+    PATIENCE,
+    LateHandshake,
+    check_ticket_givers,
+    enclosing_transfers,
+    fails_requests,
+    hands_over,
+)
+from kvstore.errors import ConfigError
 
 
 class Clock:
@@ -80,3 +88,25 @@ def test_which_connector_beside_hands_prompts_over() -> None:
     connectors = [{"kv_connector": "KVStoreConnector"}, None, {"kv_connector": "ExampleConnector"}]
     assert hands_over(connectors) is None
     assert hands_over([*connectors, {"kv_connector": "NixlPullConnector"}]) == "NixlPullConnector"
+    assert hands_over([*connectors, multi({"kv_connector": "MoRIIOConnector"})]) == "MoRIIOConnector"
+
+
+def multi(*connectors: object) -> dict[str, object]:
+    return {"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": list(connectors)}}
+
+
+def test_only_one_kvstore_gives_tickets() -> None:
+    plain = {"kv_connector": "KVStoreConnector"}
+    giver = plain | {"kv_connector_extra_config": {"ticket_key_file": "/etc/key"}}
+    check_ticket_givers([plain, giver, multi(plain), {"kv_connector": "Other"}])
+    for connectors in [giver, giver], [giver, multi(plain, multi(giver))]:
+        with pytest.raises(ConfigError, match="2 KVStoreConnectors inside MultiConnector have one, at most 1 may"):
+            check_ticket_givers(connectors)
+
+
+def test_where_lost_pages_fail_requests() -> None:
+    assert fails_requests(kept=True, policy="fail", is_inside=True)
+    assert fails_requests(kept=True, policy=None, is_inside=True)
+    assert not fails_requests(kept=True, policy="recompute", is_inside=True)
+    assert not fails_requests(kept=False, policy="fail", is_inside=True)
+    assert not fails_requests(kept=True, policy="fail", is_inside=False)  # it stands where it counts

@@ -307,8 +307,54 @@ class TestEngine:
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as child:
             assert child.stdout is not None
             child.stdout.readline()  # until then its environment may be this process's
-            assert [each.level for each in engine.check_plugins(child.pid)] == levels
+            assert [each.level for each in engine.check_plugins(self.flags(), child.pid, {})] == levels
             child.communicate(b"\n")
+
+    @pytest.mark.parametrize(
+        ("before", "own", "levels"),
+        [
+            ("", None, []),
+            ("", "other", [FAIL]),
+            ("VLLM_PLUGINS=other ", None, [FAIL]),
+            ("env HF_HUB_OFFLINE=1 VLLM_PLUGINS= ", "kvstore", [FAIL]),
+            ("VLLM_PLUGINS=other,kvstore ", "other", []),
+        ],
+    )
+    def test_plugins_of_a_vllm_that_does_not_start(self, before: str, own: str | None, levels: list[str]) -> None:
+        environment = {} if own is None else {"VLLM_PLUGINS": own}
+        command = f"{before}vllm serve m --kv-transfer-config '{self.flags()}'"
+        assert [each.level for each in engine.check_plugins(command, None, environment)] == levels
+
+    @pytest.mark.parametrize(
+        ("outer", "inside", "levels"),
+        [
+            ({}, {}, [OK]),
+            ({}, {"load_failure_policy": "keep"}, [OK, WARN]),
+            ({"kv_load_failure_policy": "fail"}, {"load_failure_policy": "keep"}, [OK, WARN]),
+            ({"kv_load_failure_policy": "recompute"}, {"load_failure_policy": "keep"}, [OK]),
+        ],
+    )
+    def test_a_policy_that_fails_requests(
+        self, outer: dict[str, str], inside: dict[str, str], levels: list[str]
+    ) -> None:
+        ours = CONFIG | {"kv_connector_extra_config": {"url": "unix:///run/kvstore.sock"} | inside}
+        nested = MULTI | {"kv_connector_extra_config": {"connectors": [ours]}}
+        for each in ours, nested:  # directly, and in another MultiConnector
+            given = MULTI | {"kv_connector_extra_config": {"connectors": [each]}} | outer
+            assert [level for level, _ in self.levels(json.dumps(given))] == levels
+
+    def test_two_kvstores_that_give_tickets(self) -> None:
+        giver = CONFIG | {"kv_connector_extra_config": {"ticket_key_file": "/etc/key"}}
+        given = MULTI | {"kv_connector_extra_config": {"connectors": [giver, giver]}}
+        assert any(level == FAIL and "at most 1 may" in text for level, text in self.levels(json.dumps(given)))
+
+    def test_plugins_only_count_where_kvstores_own_entry_has_no_path(self) -> None:
+        other = {"kv_connector": "Other", "kv_role": "kv_both", "kv_connector_module_path": "other"}
+        for path, levels in ({}, [FAIL]), ({"kv_connector_module_path": "kvstore.connector.vllm"}, []):
+            inside = {"connectors": [other, CONFIG | path]}
+            flags = json.dumps(MULTI | {"kv_connector_extra_config": inside})
+            assert [each.level for each in engine.check_plugins(flags, None, {"VLLM_PLUGINS": "other"})] == levels
+        assert engine.check_plugins("vllm serve m", None, {"VLLM_PLUGINS": "other"}) == []
 
     def test_the_plugin_is_the_one_that_is_installed(self) -> None:
         (plugin,) = [each for each in entry_points(group="vllm.general_plugins") if each.name == engine._PLUGIN]
