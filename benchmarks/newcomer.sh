@@ -28,7 +28,7 @@ mkdir "$FOLDER/home" "$FOLDER/run"
 export HOME=$FOLDER/home XDG_RUNTIME_DIR=$FOLDER/run VLLM_CPU_KVCACHE_SPACE=1 HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1
 cd "$FOLDER"
 kvstore serve --arena 1GiB --disk-limit 2GiB --arena-dir "/dev/shm/$(basename "$FOLDER")" >node.log 2>&1 &
-until grep 'ready on' node.log; do sleep 0.1; kill -0 $! || { cat node.log; exit 1; }; done
+until grep -s 'ready on' node.log; do sleep 0.1; kill -0 $! || { cat node.log; exit 1; }; done
 say "the node is ready"
 
 PROMPT=$(python -c "
