@@ -258,18 +258,32 @@ class Arena:
             self._retired_at[frame:end] = epoch
         self._epoch[0] = epoch + 1
 
-    def sequences(self, pages: int) -> range:
-        """Numbers for the order of publication of one batch, head of the prefix first: its tail counts as older."""
-        self._sequence += pages
-        return range(self._sequence, self._sequence - pages, -1)
-
     def publish(
-        self, frame: int, block_hash: bytes, namespace: int, length: int, checksum: int | None, sequence: int
+        self,
+        frames: Sequence[int],
+        hashes: Sequence[bytes],
+        namespace: int,
+        length: int,
+        checksums: Sequence[int | None],
     ) -> None:
-        """From now on the slot holds this page, complete; it is found behind ``index`` only."""
-        start = fmt.SLOTS_OFFSET + frame * fmt.HEADER_BYTES + fmt.BODY_OFFSET
-        fmt.HEADER_BODY.pack_into(self._headers_map, start, block_hash, checksum or 0, sequence, length, namespace, 0)
-        self._words[frame * 8 + fmt.GENERATION_WORD] += 1
+        """From now on these slots hold these pages of one namespace, complete, and the pages are found.
+
+        Args:
+            frames: the first one of each slot.
+            hashes: of each page, head of the prefix first: of one batch, the tail counts as older.
+            namespace: its number.
+            length: of each, in bytes.
+            checksums: of each, where it was made.
+        """
+        pack, headers, words = fmt.HEADER_BODY.pack_into, self._headers_map, self._words
+        first = fmt.SLOTS_OFFSET + fmt.BODY_OFFSET
+        self._sequence += len(frames)
+        sequences = range(self._sequence, self._sequence - len(frames), -1)
+        for frame, block_hash, checksum, sequence in zip(frames, hashes, checksums, sequences, strict=True):
+            start = first + frame * fmt.HEADER_BYTES
+            pack(headers, start, block_hash, checksum or 0, sequence, length, namespace, 0)
+            words[frame * fmt.HEADER_WORDS + fmt.GENERATION_WORD] += 1
+        self.index(namespace, list(zip(frames, hashes, strict=True)))
 
     def index(self, namespace: int, pages: Sequence[tuple[int, bytes]]) -> None:
         """Let published pages of a namespace be found: (frame, hash) of each."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import compress, groupby, islice
 
 from kvstore.arena.format import FRAME_BYTES, frames_for
 from kvstore.catalog.dirty_queue import DirtyQueue
@@ -239,30 +239,26 @@ class Catalog:
         Returns:
             For each whether it is. Not: the page is here already, and this slot is free again.
         """
-        table, add = self.slots, self._resident.add
+        table = self.slots
         namespace = table.namespace[slots[0]]
-        published: list[bool] = []
-        entering: list[tuple[Slot, Slot | None]] = []
-        for slot, unwritten in zip(slots, dirty, strict=True):
-            state = table.state[slot]
-            table.apply(slot, Event.PUBLISH)
-            new = add(slot)
-            published.append(new)
-            if not new:
-                table.state[slot] = state
-                self.abort(slot)
-                continue
+        table.apply_all(slots, Event.PUBLISH)
+        published = self._resident.add_all(slots)
+        came = list(compress(slots, published))
+        if len(came) < len(slots):
+            for slot, new in zip(slots, published, strict=True):
+                if not new:
+                    table.state[slot] = SlotState.RESERVED
+                    self.abort(slot)
+        unwritten = [slot for slot, wanted, new in zip(slots, dirty, published, strict=True) if wanted and new]
+        self._set_dirty(unwritten, namespace, True)
+        for slot in came:
             table.owner[slot] = 0
-            if unwritten:
-                self._set_dirty(slot, True)
-            elif table.at_risk[slot]:
+            if table.at_risk[slot] and not table.dirty[slot]:
                 self._set_risk(slot, False)
-            if table.may_leave(slot):
-                entering.append((slot, self._find_parent(slot)))
-        came = [slot for slot, new in zip(slots, published, strict=True) if new]
         if came:
             self._namespaces[namespace] = self._namespaces.get(namespace, 0) + len(came)
             self._heat_up(came)
+        entering = [(slot, self._find_parent(slot)) for slot in came if table.may_leave(slot)]
         if entering:
             self._orders.enter(entering)
         return published
@@ -271,7 +267,7 @@ class Catalog:
         """The writer gave up and has stopped writing."""
         self.slots.apply(slot, Event.ABORT)
         self._set_risk(slot, False)
-        self._forget(slot)
+        self._forget((slot,))
 
     def lapse(self, slot: Slot) -> None:
         """The writer is past its deadline; what it does now is unknown."""
@@ -281,7 +277,7 @@ class Catalog:
         """The writer of a lapsed slot is dead, or says that it has stopped."""
         self.slots.apply(slot, Event.LET_GO)
         self._set_risk(slot, False)
-        self._forget(slot)
+        self._forget((slot,))
 
     def adopt(self, frame: int, key: bytes, namespace: int, length: int, *, dirty: bool) -> Slot:
         """Take a resident page over from an earlier node's arena. Its slab was restored before, and its key is new."""
@@ -290,7 +286,7 @@ class Catalog:
         self._namespaces[namespace] = self._namespaces.get(namespace, 0) + 1
         self._heat_up((slot,))
         if dirty:
-            self._set_dirty(slot, True)
+            self._set_dirty((slot,), namespace, True)
         self._order(slot, before=False)
         return slot
 
@@ -354,15 +350,20 @@ class Catalog:
             holds[slot] = held
             if not held and state[slot] == _RETIRED:
                 self.slots.apply(slot, Event.LAST_HOLD_ENDED)
-                self._forget(slot)
+                self._forget((slot,))
 
-    def mark_clean(self, slot: Slot) -> None:
-        """The lower tiers have the page."""
-        if not self.slots.dirty[slot]:
-            return
-        before = self.slots.may_leave(slot)
-        self._set_dirty(slot, False)
-        self._order(slot, before)
+    def mark_clean(self, slots: Iterable[Slot]) -> None:
+        """The lower tiers have these pages."""
+        table = self.slots
+        written: dict[int, list[Slot]] = {}
+        for slot in slots:
+            if table.dirty[slot]:
+                written.setdefault(table.namespace[slot], []).append(slot)
+        for namespace, some in written.items():
+            stayed = [slot for slot in some if not table.may_leave(slot)]
+            self._set_dirty(some, namespace, False)
+            for slot in stayed:
+                self._order(slot, before=False)
 
     def pin(self, slot: Slot) -> None:
         """Let eviction pass a resident page over until ``unpin``."""
@@ -456,34 +457,35 @@ class Catalog:
     def retire(self, slot: Slot) -> Evicted:
         """Take a resident page out, by somebody's wish; held bytes stay until the last hold ends."""
         removal = Evicted()
-        self._retire(slot, removal, lost=False)
+        self._retire((slot,), removal, lost=False)
         return removal
 
     def _evict(self, slots: Sequence[Slot], removal: Evicted) -> None:
-        for slot in slots:
-            self._retire(slot, removal, lost=True)
+        self._retire(slots, removal, lost=True)
 
-    def _retire(self, slot: Slot, removal: Evicted, *, lost: bool) -> None:
-        slots = self.slots
-        self._resident.remove(slot)
-        namespace = slots.namespace[slot]
-        self._namespaces[namespace] -= 1
-        if not self._namespaces[namespace]:
-            del self._namespaces[namespace]
-        if slots.may_leave(slot):
-            self._orders.leave(slot, lost=lost)
-        self.pinned_pages -= slots.pinned[slot]
-        slots.pinned[slot] = 0
-        if slots.dirty[slot]:
-            removal.overrun += 1
-            self._set_dirty(slot, False)
-        removal.left.append(slots.frame[slot])
-        removal.keys.append(slots.key(slot))
-        if slots.holds[slot]:
-            slots.apply(slot, Event.RETIRE_HELD)
-        else:
-            slots.apply(slot, Event.RETIRE_UNHELD)
-            self._forget(slot)
+    def _retire(self, retired: Sequence[Slot], removal: Evicted, *, lost: bool) -> None:
+        slots, holds, dirty = self.slots, self.slots.holds, self.slots.dirty
+        self._resident.remove_all(retired)
+        self._orders.leave_all([slot for slot in retired if slots.may_leave(slot)], lost=lost)
+        removal.left += [slots.frame[slot] for slot in retired]
+        removal.keys += slots.keys(retired)
+        for namespace, some in groupby(retired, slots.namespace.__getitem__):
+            left = list(some)
+            self._namespaces[namespace] -= len(left)
+            if not self._namespaces[namespace]:
+                del self._namespaces[namespace]
+            unwritten = [slot for slot in left if dirty[slot]]
+            removal.overrun += len(unwritten)
+            self._set_dirty(unwritten, namespace, False)
+        held = []
+        unheld = []
+        for slot in retired:
+            self.pinned_pages -= slots.pinned[slot]
+            slots.pinned[slot] = 0
+            (held if holds[slot] else unheld).append(slot)
+        slots.apply_all(held, Event.RETIRE_HELD)
+        slots.apply_all(unheld, Event.RETIRE_UNHELD)
+        self._forget(unheld)
 
     # -- bookkeeping -------------------------------------------------------------------------------------------------
 
@@ -511,17 +513,18 @@ class Catalog:
         self.slots.pinned[slot] = pinned
         self._order(slot, before)
 
-    def _set_dirty(self, slot: Slot, dirty: bool) -> None:
-        """A resident page becomes dirty, or a dirty one is so no longer."""
-        namespace = self.slots.namespace[slot]
-        self.slots.dirty[slot] = dirty
-        if dirty:
-            self._dirty.append(slot, namespace)
-            self._dirty_frames += self.slots.frames[slot]
-        else:
-            self._dirty.remove(slot, namespace)
-            self._dirty_frames -= self.slots.frames[slot]
-        self._set_risk(slot, dirty and namespace in self._durable)
+    def _set_dirty(self, slots: Sequence[Slot], namespace: int, dirty: bool) -> None:
+        """Resident pages of a namespace become dirty, or dirty ones are so no longer."""
+        frames, is_dirty, at_risk = self.slots.frames, self.slots.dirty, self.slots.at_risk
+        (self._dirty.append_all if dirty else self._dirty.remove_all)(slots, namespace)
+        will_be = dirty and namespace in self._durable
+        changed = 0
+        for slot in slots:
+            is_dirty[slot] = dirty
+            changed += frames[slot]
+            if at_risk[slot] != will_be:
+                self._set_risk(slot, will_be)
+        self._dirty_frames += changed if dirty else -changed
 
     def _set_risk(self, slot: Slot, at_risk: bool) -> None:
         if at_risk != self.slots.at_risk[slot]:
@@ -554,15 +557,18 @@ class Catalog:
         self._frames_of[namespace] = self._frames_of.get(namespace, 0) + frames
         return slots
 
-    def _forget(self, slot: Slot) -> None:
-        frames, namespace = self.slots.frames[slot], self.slots.namespace[slot]
-        self.used_frames -= frames
-        self._frames_of[namespace] -= frames
-        if not self._frames_of[namespace]:
-            del self._frames_of[namespace]
-            self.slots.forget_namespace(namespace)
-        self._slabs.free(self.slots.frame[slot])
-        self.slots.remove(slot)
+    def _forget(self, slots: Sequence[Slot]) -> None:
+        """These slots are free."""
+        frames_of, namespace_of = self.slots.frames, self.slots.namespace
+        for namespace, some in groupby(slots, namespace_of.__getitem__):
+            frames = sum(map(frames_of.__getitem__, some))
+            self.used_frames -= frames
+            self._frames_of[namespace] -= frames
+            if not self._frames_of[namespace]:
+                del self._frames_of[namespace]
+                self.slots.forget_namespace(namespace)
+        self._slabs.free_all(list(map(self.slots.frame.__getitem__, slots)))
+        self.slots.remove_all(slots)
 
     # -- checking ----------------------------------------------------------------------------------------------------
 

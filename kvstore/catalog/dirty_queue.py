@@ -6,7 +6,7 @@ Linked lists in two columns, at 8 bytes for each slot that there is.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from kvstore.catalog.slot_state import Slot
 
@@ -51,38 +51,50 @@ class DirtyQueue:
 
     def append(self, slot: Slot, namespace: int) -> None:
         """Put a slot that is not here behind the others of its namespace."""
-        assert slot not in self, f"slot {slot} is queued twice"
-        more = slot + 1 - len(self._next)
+        self.append_all((slot,), namespace)
+
+    def append_all(self, slots: Sequence[Slot], namespace: int) -> None:
+        """:meth:`append` for many slots, in this order."""
+        more = max(slots, default=-1) + 1 - len(self._next)
         if more > 0:
             self._next.extend([_OUT] * more)
             self._previous.extend([_OUT] * more)
-        ends = self._ends.get(namespace)
-        if ends is None:
-            self._ends[namespace] = [slot, slot]
-            self._previous[slot] = _END
-        else:
-            self._next[ends[1]], self._previous[slot] = slot, ends[1]
-            ends[1] = slot
-        self._next[slot] = _END
-        self._count += 1
+        following, previous = self._next, self._previous
+        first, last = self._ends.get(namespace, (_END, _END))
+        for slot in slots:
+            assert following[slot] == _OUT, f"slot {slot} is queued twice"
+            previous[slot], following[slot] = last, _END
+            if last == _END:
+                first = slot
+            else:
+                following[last] = slot
+            last = slot
+            self._count += 1
+            self._ends[namespace] = [first, last]
 
     def remove(self, slot: Slot, namespace: int) -> None:
         """Take a slot out that is here."""
-        assert slot in self, f"slot {slot} is not queued"
-        before, behind = self._previous[slot], self._next[slot]
-        ends = self._ends[namespace]
-        if before != _END:
-            self._next[before] = behind
-        else:
-            ends[0] = behind
-        if behind != _END:
-            self._previous[behind] = before
-        else:
-            ends[1] = before
-        if ends[0] == _END:
-            del self._ends[namespace]
-        self._next[slot] = _OUT
-        self._count -= 1
+        self.remove_all((slot,), namespace)
+
+    def remove_all(self, slots: Sequence[Slot], namespace: int) -> None:
+        """:meth:`remove` for many slots."""
+        following, previous = self._next, self._previous
+        for slot in slots:
+            assert slot in self, f"slot {slot} is not queued"
+            before, behind = previous[slot], following[slot]
+            ends = self._ends[namespace]
+            if before != _END:
+                following[before] = behind
+            else:
+                ends[0] = behind
+            if behind != _END:
+                previous[behind] = before
+            else:
+                ends[1] = before
+            if ends[0] == _END:
+                del self._ends[namespace]
+            following[slot] = _OUT
+            self._count -= 1
 
     def end_turn(self, namespace: int) -> None:
         """All other namespaces come before this one."""

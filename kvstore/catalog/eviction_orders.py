@@ -14,6 +14,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from kvstore.catalog.policies import EvictionPolicy, Prospect
 from kvstore.catalog.policies.deferred import Deferred
@@ -92,36 +93,40 @@ class EvictionOrders:
         """
         slots, (first, _) = self._slots, pages[0]
         namespace, frames = slots.namespace[first], slots.frames[first]
-        fingerprint, apart = slots.fingerprint(namespace), namespace in self._own
+        frames_of, apart_of, rank, may_leave = slots.frames, slots.apart, slots.rank, slots.may_leave
+        apart = namespace in self._own
         order = self._order(frames, namespace if apart else 0)
+        numbers, free = order.slots, order.free
         entered: list[tuple[int, bytes, int | None]] = []
-        for slot, parent in pages:
-            slots.apart[slot] = apart
-            if order.free:
-                number = order.free.pop()
-                order.slots[number] = slot
+        for (slot, parent), key in zip(pages, slots.keys([slot for slot, _ in pages]), strict=True):
+            apart_of[slot] = apart
+            if free:
+                number = free.pop()
+                numbers[number] = slot
             else:
-                number = len(order.slots)
-                order.slots.append(slot)
-            slots.rank[slot] = number
+                number = len(numbers)
+                numbers.append(slot)
+            rank[slot] = number
             before = None
-            if (
-                parent is not None
-                and slots.frames[parent] == frames
-                and slots.apart[parent] == apart
-                and slots.may_leave(parent)
-            ):
-                before = slots.rank[parent]
-            entered.append((number, fingerprint + slots.block_hash(slot), before))
+            if parent is not None and frames_of[parent] == frames and apart_of[parent] == apart and may_leave(parent):
+                before = rank[parent]
+            entered.append((number, key, before))
         order.policy.insert_all(entered)
 
     def leave(self, slot: Slot, *, lost: bool) -> None:
         """It may not leave any more. ``lost``: it has left, to make room."""
-        slots = self._slots
-        order = self._order(slots.frames[slot], slots.namespace[slot] if slots.apart[slot] else 0)
-        number = slots.rank[slot]
-        order.policy.remove(number, lost=lost)
-        order.free.append(number)
+        self.leave_all((slot,), lost=lost)
+
+    def leave_all(self, leaving: Sequence[Slot], *, lost: bool) -> None:
+        """:meth:`leave` for many slots, in this order."""
+        frames, namespace, apart, rank = self._slots.frames, self._slots.namespace, self._slots.apart, self._slots.rank
+        for (size, number), some in groupby(
+            leaving, lambda slot: (frames[slot], namespace[slot] if apart[slot] else 0)
+        ):
+            order = self._order(size, number)
+            numbers = [rank[slot] for slot in some]
+            order.policy.remove_all(numbers, lost=lost)
+            order.free.extend(numbers)
 
     def move(self, slot: Slot, parent: Slot | None) -> None:
         """From the common order into its namespace's own; the rest as in ``enter``. Both are told at once: what is put

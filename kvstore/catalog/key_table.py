@@ -61,36 +61,45 @@ class KeyTable:
 
     def add(self, slot: Slot) -> bool:
         """Let a page be found from now on. False: another slot has it already."""
-        if 2 * (self._count + 1) > len(self._places):
-            self._rebuild()
-        places, slots = self._places, self._slots
-        key_hash = slots.key_hash
-        wanted, mask = key_hash[slot], len(places) - 1
-        at = wanted & mask
-        while (other := places[at]) != _EMPTY:
-            if key_hash[other] == wanted and slots.key(other) == slots.key(slot):
-                return False
-            at = (at + 1) & mask
-        places[at] = slot
-        self._count += 1
-        return True
+        return self.add_all((slot,))[0]
 
-    def remove(self, slot: Slot) -> None:
-        """Let a page be found no longer."""
+    def add_all(self, added: Sequence[Slot]) -> list[bool]:
+        """:meth:`add` for many slots."""
+        while 2 * (self._count + len(added)) > len(self._places):
+            self._rebuild()
+        places, slots, key_hash = self._places, self._slots, self._slots.key_hash
+        mask = len(places) - 1
+        new: list[bool] = []
+        for slot in added:
+            wanted = key_hash[slot]
+            at = wanted & mask
+            while (other := places[at]) != _EMPTY and (
+                key_hash[other] != wanted or slots.key(other) != slots.key(slot)
+            ):
+                at = (at + 1) & mask
+            new.append(other == _EMPTY)
+            if other == _EMPTY:
+                places[at] = slot
+                self._count += 1
+        return new
+
+    def remove_all(self, removed: Sequence[Slot]) -> None:
+        """Let pages be found no longer."""
         places, key_hash = self._places, self._slots.key_hash
         mask = len(places) - 1
-        free = key_hash[slot] & mask
-        while places[free] != slot:
-            assert places[free] != _EMPTY, f"slot {slot} is not findable"
-            free = (free + 1) & mask
-        at = (free + 1) & mask
-        while (other := places[at]) != _EMPTY:
-            if (at - key_hash[other]) & mask >= (at - free) & mask:  # its home is not between here and the free place
-                places[free] = other
-                free = at
-            at = (at + 1) & mask
-        places[free] = _EMPTY
-        self._count -= 1
+        for slot in removed:
+            free = key_hash[slot] & mask
+            while (other := places[free]) != slot:
+                assert other != _EMPTY, f"slot {slot} is not findable"
+                free = (free + 1) & mask
+            at = (free + 1) & mask
+            while (other := places[at]) != _EMPTY:
+                if (at - key_hash[other]) & mask >= (at - free) & mask:  # its home is not between here and there
+                    places[free] = other
+                    free = at
+                at = (at + 1) & mask
+            places[free] = _EMPTY
+            self._count -= 1
 
     def all(self) -> list[Slot]:
         """Every slot that is here, in no order that matters."""

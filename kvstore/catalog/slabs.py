@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 _MOST_UNITS_TRIED = 8
@@ -90,12 +90,20 @@ class Slabs:
 
     def free(self, frame: int) -> None:
         """Take a slot back."""
-        slab = self.slab_of(frame)
-        slab.free.append(frame)
-        slab.note(frame, -1)
-        self._with_free_slots[slab.slot_frames][slab.first_unit] = slab
-        if slab.empty:
-            self._empty[slab.first_unit] = slab
+        self.free_all((frame,))
+
+    def free_all(self, frames: Sequence[int]) -> None:
+        """:meth:`free` for many slots."""
+        owner, unit_frames = self._owner, self.unit_frames
+        for frame in frames:
+            slab = owner[frame // unit_frames]
+            assert slab is not None, f"frame {frame} lies in no slab"
+            if not slab.free:
+                self._with_free_slots[slab.slot_frames][slab.first_unit] = slab
+            slab.free.append(frame)
+            slab.note(frame, -1)
+            if len(slab.free) == slab.slots:
+                self._empty[slab.first_unit] = slab
 
     def slab_of(self, frame: int) -> Slab:
         """The slab that a slot in use lies in."""

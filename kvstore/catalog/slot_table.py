@@ -137,10 +137,12 @@ class SlotTable:
             hashes[place : place + HASH_BYTES] = key[-HASH_BYTES:]
             before[place : place + HASH_BYTES] = parent[-HASH_BYTES:] or _NO_HASH
 
-    def remove(self, slot: Slot) -> None:
-        """The slot is free, and its number is the next one's. It is neither held, dirty, pinned nor at risk."""
-        self._serial[slot] = (self._serial[slot] + 1) & 0xFFFFFFFF
-        self._free.append(slot)
+    def remove_all(self, slots: Sequence[Slot]) -> None:
+        """The slots are free, and their numbers are the next ones'. None is held, dirty, pinned or at risk."""
+        serial = self._serial
+        for slot in slots:
+            serial[slot] = (serial[slot] + 1) & 0xFFFFFFFF
+        self._free.extend(slots)
 
     def forget_namespace(self, namespace: int) -> None:
         """It has no slots any more."""
@@ -152,14 +154,34 @@ class SlotTable:
         Raises:
             AssertionError: the event can't happen in this state.
         """
-        state = self.state[slot]
-        after = TRANSITIONS.get((state, event))
-        assert after is not None, f"slot {slot}: {event.value!r} can't happen to a {SlotState(state).name.lower()} slot"
-        self.state[slot] = after
+        self.apply_all((slot,), event)
+
+    def apply_all(self, slots: Sequence[Slot], event: Event) -> None:
+        """:meth:`apply` for many slots; where it can't happen to one, it happens to none."""
+        state_of = self.state
+        after: dict[int, int] = {}
+        for slot in slots:
+            state = state_of[slot]
+            if state not in after:
+                found = TRANSITIONS.get((state, event))
+                assert found is not None, (
+                    f"slot {slot}: {event.value!r} can't happen to a {SlotState(state).name.lower()} slot"
+                )
+                after[state] = int(found)
+        for slot in slots:
+            state_of[slot] = after[state_of[slot]]
 
     def key(self, slot: Slot) -> bytes:
         """64 bytes: fingerprint and block hash."""
         return self.fingerprint(self.namespace[slot]) + self.block_hash(slot)
+
+    def keys(self, slots: Sequence[Slot]) -> list[bytes]:
+        """The key of each."""
+        namespace, hashes, fingerprints = self.namespace, self.block_hashes, self._fingerprints
+        return [
+            fingerprints.get(namespace[slot], _NO_HASH) + hashes[slot * HASH_BYTES : (slot + 1) * HASH_BYTES]
+            for slot in slots
+        ]
 
     def fingerprint(self, namespace: int) -> bytes:
         """What all keys of a namespace begin with; zeros where none of its pages was ever named."""
@@ -169,10 +191,24 @@ class SlotTable:
         """The second half of its key."""
         return bytes(self.block_hashes[slot * HASH_BYTES : (slot + 1) * HASH_BYTES])
 
+    def hashes_of(self, slots: Sequence[Slot]) -> list[bytes]:
+        """:meth:`block_hash` of each."""
+        hashes = self.block_hashes
+        return [bytes(hashes[slot * HASH_BYTES : (slot + 1) * HASH_BYTES]) for slot in slots]
+
     def is_behind(self, slot: Slot, other: Slot) -> bool:
         """Whether ``other``, of the same namespace, is the page before this one in its chain."""
         here, there = slot * HASH_BYTES, other * HASH_BYTES
         return self._parents[here : here + HASH_BYTES] == self.block_hashes[there : there + HASH_BYTES]
+
+    def parents(self, slots: Sequence[Slot]) -> list[bytes]:
+        """:meth:`parent` of each."""
+        namespace, parents, fingerprints = self.namespace, self._parents, self._fingerprints
+        before = [bytes(parents[slot * HASH_BYTES : (slot + 1) * HASH_BYTES]) for slot in slots]
+        return [
+            fingerprints.get(namespace[slot], _NO_HASH) + parent if parent != _NO_HASH else b""
+            for slot, parent in zip(slots, before, strict=True)
+        ]
 
     def parent(self, slot: Slot) -> bytes:
         """The key of the page before it in its chain; empty where nobody says."""

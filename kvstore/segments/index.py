@@ -25,7 +25,8 @@ Ticks = npt.NDArray[np.uint64]
 _EMPTY, _DELETED = -1, -2
 _HASH_BYTES = KEY_BYTES - FINGERPRINT_BYTES
 _WORDS = _HASH_BYTES // 8
-_WINDOW = np.arange(8, dtype=np.uint32)
+_WINDOW = np.arange(1, 9, dtype=np.uint32)
+"""Places behind a key's home that are looked at at once."""
 _FEW = 12  # up to here, a plain loop is faster than NumPy's overhead
 
 
@@ -72,19 +73,24 @@ class PageIndex:
         if len(keys) <= _FEW or set(map(len, keys)) != {KEY_BYTES}:
             return np.array([self._find(key) for key in keys], np.int64)
         hashes = _hashes(keys)
-        rows = np.full(len(keys), -1, np.int64)
         mask = np.uint32(len(self._table) - 1)
-        pending, wanted, slots = np.arange(len(keys)), hashes[:, None], hashes[:, None] + _WINDOW
-        while len(pending):
-            candidates = self._table[slots & mask]
-            # Each looks for its hash, or for the end of the row of slots in which it would be.
-            stops = (self._hashes[candidates] == wanted) & (candidates >= 0) | (candidates == _EMPTY)
+        # Each looks for its hash, or for the end of the row of slots in which it would be: first at its home,
+        rows = self._table.take(hashes & mask).astype(np.int64)
+        ended = rows >= 0
+        ended &= self._hashes.take(rows, mode="clip") == hashes
+        ended |= rows == _EMPTY
+        pending = (~ended).nonzero()[0]
+        wanted = hashes[pending][:, None]
+        slots = wanted + _WINDOW
+        while len(pending):  # then behind it.
+            candidates = self._table.take(slots & mask)
+            stops = (self._hashes.take(candidates, mode="clip") == wanted) & (candidates >= 0) | (candidates == _EMPTY)
             first = stops.argmax(axis=1)
             lines = np.arange(len(pending))
             found = stops[lines, first]
             rows[pending[found]] = candidates[lines, first][found]
             pending, wanted, slots = pending[~found], wanted[~found], slots[~found] + np.uint32(len(_WINDOW))
-        here = np.flatnonzero(rows >= 0)
+        here = (rows >= 0).nonzero()[0]
         if len(here):
             chosen = [keys[at] for at in here.tolist()] if len(here) < len(keys) else keys
             same = (self._block_hashes[rows[here]] == _words(chosen)).all(axis=1)

@@ -23,9 +23,8 @@ def writes_of(
     """
     slots = residency.slots
     with lock:
-        known = [(slots.key(slot), residency.checksum(slot), residency.view(slot), slots.parent(slot)) for slot in held]
-    pages = [
-        PageWrite(key, checksum if checksum is not None else checksum_of(view), view, parent)
-        for key, checksum, view, parent in known
-    ]
-    return pages, [page.checksum for page in pages]
+        keys, parents = slots.keys(held), slots.parents(held)
+        known = list(map(residency.checksum, held))
+        views = list(map(residency.view, held))
+    sums = [checksum_of(view) if known_sum is None else known_sum for known_sum, view in zip(known, views, strict=True)]
+    return list(map(PageWrite, keys, sums, views, parents)), sums

@@ -7,6 +7,7 @@ and its header turned odd before its slot is written by anyone; what comes has i
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from itertools import compress
 
 import numpy as np
 import numpy.typing as npt
@@ -101,22 +102,15 @@ class Residency:
         table = self.slots
         namespace, length = table.namespace[slots[0]], table.length[slots[0]]
         frames = [table.frame[slot] for slot in slots]
-        publish, indexed = self._arena.publish, []
-        told: list[Slot] = []
         new = self.catalog.publish(slots, dirty)
-        for slot, frame, checksum, here, sequence in zip(
-            slots, frames, checksums, new, self._arena.sequences(len(slots)), strict=True
-        ):
-            if not here:
-                self._arena.begin_change(frame, 0)
-                continue
-            if self.pins and table.key(slot) in self.pins:
-                self.catalog.pin(slot)
-            block_hash = table.block_hash(slot)
-            publish(frame, block_hash, namespace, length, checksum, sequence)
-            indexed.append((frame, block_hash))
-            told.append(slot)
-        self._arena.index(namespace, indexed)
+        if not all(new):
+            self._arena.begin_changes([frame for frame, here in zip(frames, new, strict=True) if not here], 0)
+        told, sums = list(compress(slots, new)), list(compress(checksums, new))
+        if self.pins:
+            for slot in told:
+                if table.key(slot) in self.pins:
+                    self.catalog.pin(slot)
+        self._arena.publish(list(compress(frames, new)), table.hashes_of(told), namespace, length, sums)
         if self._events.wanted:
             self._events.stored("arena", [(table.key(slot), table.parent(slot)) for slot in told])
         return len(told)
@@ -144,9 +138,10 @@ class Residency:
 
     def note_checksums(self, slots: Sequence[Slot], sums: Sequence[int | None]) -> None:
         """Write checksums down that were made of held pages."""
+        frame, is_resident, set_checksum = self.slots.frame, self.slots.is_resident, self._arena.set_checksum
         for slot, checksum in zip(slots, sums, strict=True):
-            if checksum is not None and self.slots.is_resident(slot) and self.checksum(slot) is None:
-                self._arena.set_checksum(self.slots.frame[slot], checksum)
+            if checksum is not None and is_resident(slot):
+                set_checksum(frame[slot], checksum)
 
     def quarantine(self, slots: Sequence[Slot], now: float) -> None:
         """Reserved or lapsed slots whose client was found dead ``now``: a device may still copy into them."""

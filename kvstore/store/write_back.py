@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from itertools import groupby, islice
+from itertools import compress, groupby, islice
 
 from kvstore.catalog.slot_state import Slot
 from kvstore.errors import ResourceError
@@ -316,10 +316,10 @@ class WriteBack:
         finally:
             with self._lock:
                 self._residency.note_checksums(batch, sums)
-                for slot, done in zip(batch, written, strict=True):
-                    if done:
-                        self._catalog.mark_clean(slot)
-                    else:
-                        self._catalog.defer(slot)
+                self._catalog.mark_clean(compress(batch, written))
+                if not all(written):
+                    for slot, done in zip(batch, written, strict=True):
+                        if not done:
+                            self._catalog.defer(slot)
                 self._catalog.release(batch)
         return sum(written)

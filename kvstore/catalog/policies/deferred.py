@@ -51,7 +51,11 @@ class Deferred:
 
     def remove(self, slot: int, *, lost: bool = True) -> None:
         """The page left."""
-        self._later(lambda: self._remove(slot, lost=lost), 1)
+        self.remove_all((slot,), lost=lost)
+
+    def remove_all(self, slots: Sequence[int], *, lost: bool = True) -> None:
+        """Pages left, in this order."""
+        self._later(lambda: self._remove_all(slots, lost=lost), len(slots))
 
     def remembers(self, key: bytes) -> bool:
         """Whether this page is known to have left, lost."""
@@ -96,14 +100,16 @@ class Deferred:
                 if self._astray:
                     self._astray.pop(slot, None)
 
-    def _remove(self, slot: int, *, lost: bool) -> None:
-        try:
-            self._policy.remove(slot, lost=lost)
-        except Exception:  # noqa: BLE001 - as above
-            self._astray[slot] = False
-            self._log_failure()
-        else:
-            self._astray.pop(slot, None)
+    def _remove_all(self, slots: Sequence[int], *, lost: bool) -> None:
+        for slot in slots:
+            try:
+                self._policy.remove(slot, lost=lost)
+            except Exception:  # noqa: BLE001 - as above
+                self._astray[slot] = False
+                self._log_failure()
+            else:
+                if self._astray:
+                    self._astray.pop(slot, None)
 
     def _with_astray(self) -> Iterator[int]:
         yield from [slot for slot, is_here in self._astray.items() if is_here]

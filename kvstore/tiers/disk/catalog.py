@@ -259,8 +259,9 @@ class DiskCatalog:
         """After a call that wrote these: evict pages of its namespaces that are over their quotas. Returns how many."""
         with self._lock:
             leaving = self._pages.index.keys(self._quotas.leaving(keys))
-            self._pages.forget(leaving)
-            self._counts.add(evicted=len(leaving))
+            if leaving:
+                self._pages.forget(leaving)
+                self._counts.add(evicted=len(leaving))
         return len(leaving)
 
     def note_appended(

@@ -120,14 +120,13 @@ def test_what_was_published_is_found_in_the_order_of_leaving(shm: Path) -> None:
     arena = make(shm)
     arena.set_units([(0, 2), (0, 2), (0, 2), (0, 2), (4, 1)])
     payload = np.arange(5000, dtype=np.uint64).astype(np.uint8)
-    for frame, sequence in zip((0, 2), arena.sequences(2), strict=True):
+    for frame in (0, 2):
         arena.view(frame, 5000)[:] = payload
-        arena.begin_change(frame, 7)
-        arena.publish(frame, bytes([frame]) * 32, 3, 5000, None, sequence)
+    arena.begin_changes([0, 2], 7)
+    arena.publish([0, 2], [b"\0" * 32, b"\2" * 32], 3, 5000, [None, None])
     arena.set_checksum(2, 99)
     arena.begin_change(4, 9)
-    [last] = arena.sequences(1)
-    arena.publish(4, b"4" * 32, 3, 4096, 11, last)
+    arena.publish([4], [b"4" * 32], 3, 4096, [11])
     arena.count("stored", 3)
     arena.close()
 
@@ -144,16 +143,17 @@ def test_what_was_published_is_found_in_the_order_of_leaving(shm: Path) -> None:
     assert {(slot.complete, slot.namespace, slot.owner) for slot in slots} == {(True, 3, 0)}
     assert np.array_equal(again.view(0, 5000), payload)
     assert again.counters()["stored"] == 3
-    assert again.sequences(1)[0] > last, "a page published from now on is newer than all of these"
+    again.begin_change(2, 0)
+    again.publish([2], [b"n" * 32], 3, 5000, [None])
+    assert [slot.frame for slot in again.found()[1]] == [0, 4, 2], "a page published from now on is newer than all"
     again.close()
 
 
 def test_a_slot_that_is_being_changed_is_no_page(shm: Path) -> None:
     arena = make(shm)
     arena.set_units([(unit, 1) for unit in range(8)])
-    for frame, sequence in zip(range(6), arena.sequences(6), strict=True):
-        arena.begin_change(frame, 0)
-        arena.publish(frame, bytes([frame]) * 32, 1, 4096, None, sequence)
+    arena.begin_changes(range(6), 0)
+    arena.publish(range(6), [bytes([frame]) * 32 for frame in range(6)], 1, 4096, [None] * 6)
     arena.begin_change(0, 0)
     arena.begin_change(1, 5)
     arena.begin_change(2, 5)
@@ -182,7 +182,7 @@ def test_a_generation_is_never_used_twice(shm: Path) -> None:
         arena.begin_change(0, 1)
         arena.begin_change(0, 1)
         seen.append(int(arena._headers[0]["generation"]))
-        arena.publish(0, b"h" * 32, 1, 1, None, 1)
+        arena.publish([0], [b"h" * 32], 1, 1, [None])
         seen.append(int(arena._headers[0]["generation"]))
     assert seen == [1, 2, 3, 4, 5, 6]
     arena.close()
@@ -271,7 +271,7 @@ def test_a_size_that_cannot_be_had_costs_no_page_that_is_there(shm: Path, monkey
     arena = make(shm)
     arena.set_units([(0, 1)])
     arena.begin_change(0, 0)
-    arena.publish(0, b"h" * 32, 1, 4096, None, 1)
+    arena.publish([0], [b"h" * 32], 1, 4096, [None])
     arena.close()
     with pytest.raises(ResourceError, match=r"the arena needs \d+ TiB, only .* are free there"):
         make(shm, 1 << 50)
@@ -337,14 +337,15 @@ def test_a_lock_that_is_a_link_is_not_followed(shm: Path) -> None:
 def test_an_order_of_publication_out_of_range_ends_no_publishing(shm: Path, sequence: int) -> None:
     arena = make(shm)
     arena.set_units([(0, 1)] + [(0, 0)] * (arena.units - 1))
-    for frame in range(2):
+    for frame, there in enumerate((5, sequence)):
+        arena._sequence = there - 1
         arena.begin_change(frame, 0)
-        arena.publish(frame, bytes([frame]) * 32, 1, 100, None, sequence if frame else 5)
+        arena.publish([frame], [bytes([frame]) * 32], 1, 100, [None])
     arena.close()
     again = make(shm)
-    assert list(again.sequences(2)) == [7, 6]
     again.begin_change(0, 0)
-    again.publish(0, b"x" * 32, 1, 100, None, again.sequences(1)[0])
+    again.publish([0], [b"x" * 32], 1, 100, [None])
+    assert [slot.sequence for slot in again.found()[1]] == [6]
     again.close()
 
 

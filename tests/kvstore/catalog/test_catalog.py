@@ -244,7 +244,7 @@ def test_dirty_pages_are_named_oldest_first_until_they_are_clean() -> None:
     assert pages.dirty(2) == [0, 1]
     catalog.defer(pages.find(0))
     catalog.defer(pages.find(2))
-    catalog.mark_clean(pages.find(1))
+    catalog.mark_clean([pages.find(1)])
     pages.check()
     assert pages.dirty(9) == [3, 0]
     assert catalog.dirty_pages == 2

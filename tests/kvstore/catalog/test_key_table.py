@@ -56,10 +56,10 @@ def test_keys_come_and_go(steps: list[tuple[str, int, int, int]], bits: int, wra
                 else:
                     gone = there.pop(page, None)
                     if gone is not None:
-                        table.remove(gone)
+                        table.remove_all([gone])
                 if gone is not None:
                     slots.state[gone] = SlotState.FREE
-                    slots.remove(gone)
+                    slots.remove_all([gone])
         for namespace in range(3):
             wanted = [key(number) for number in range(namespace, KEYS + 30, 3)]
             assert table.find_all(wanted).tolist() == [there.get(page, -1) for page in wanted]
@@ -108,7 +108,7 @@ def test_a_slot_is_told_from_the_next_one_of_its_number() -> None:
     assert slots.parent(slot) == key(9)
     assert slots.find_stamp(stamp) == slot
     slots.apply(slot, Event.ABORT)
-    slots.remove(slot)
+    slots.remove_all([slot])
     assert slots.find_stamp(stamp) is None
     assert slots.add(8, key(1), 2, 1, 0, SlotState.RESIDENT) == slot
     assert slots.find_stamp(stamp) is None

@@ -90,7 +90,6 @@ def test_no_hold_of_the_stores_lock_treats_more_than_a_few_pages(
             (SlotTable, "find_stamp"),
             (Catalog, "_set_risk"),
             (Catalog, "unpin"),
-            (Catalog, "mark_clean"),
             (Residency, "drop"),
             (Residency, "checksum"),
         ):
@@ -101,7 +100,7 @@ def test_no_hold_of_the_stores_lock_treats_more_than_a_few_pages(
         evict: "drop",
         unpin: "unpin",
         make_durable: "_set_risk",
-        flush: "mark_clean",
+        flush: "find_stamp",
         verify: "checksum",
     }[walk]
     assert holds.all(treated) >= PAGES
