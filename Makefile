@@ -74,7 +74,7 @@ test-python-core: $(VENV)/.dev ## client, arena and host copies without the nati
 CORE_ROUNDS ?= 200000
 SANITIZED := build/sanitized
 CORE_CC = $(CC) -std=gnu11 -O1 -g -Wall -Wextra -Wno-unknown-warning-option -Wno-tsan -fno-sanitize-recover=all -Ikvstore/core
-CORE_C := kvstore/core/arena.c kvstore/core/summary.c kvstore/core/runs.c kvstore/core/past_caches.c \
+CORE_C := kvstore/core/arena.c kvstore/core/summary.c kvstore/core/writer.c kvstore/core/runs.c kvstore/core/past_caches.c \
 	tests/fixtures/core_driver.c
 test-core-sanitized: $(VENV)/.dev ## the native core under address, undefined and thread sanitizers (needs gcc)
 	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED)

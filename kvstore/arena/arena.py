@@ -32,6 +32,7 @@ from kvstore.arena.removal import (
     remove_memory,
 )
 from kvstore.arena.summary_file import Summaries
+from kvstore.core import choice
 from kvstore.errors import ResourceError
 from kvstore.host.forking import register_forked
 from kvstore.host.numa import Placement
@@ -150,6 +151,7 @@ class Arena:
     def _map(self) -> None:
         self._pages_map = self._map_file("pages", self.arena_bytes)
         self._headers_map = self._map_file("headers", fmt.headers_bytes(self.arena_bytes))
+        self._geometry = fmt.geometry(self.arena_bytes)
         self.pages: Bytes = np.frombuffer(self._pages_map, np.uint8)
         self._headers = np.frombuffer(self._headers_map, fmt.HEADER, offset=fmt.SLOTS_OFFSET)
         # One aligned 64-bit store a generation: a memoryview of words compiles to a single move on x86-64.
@@ -228,6 +230,18 @@ class Arena:
 
     def begin_changes(self, frames: Sequence[int], owner: int) -> None:
         """:meth:`begin_change` of many slots."""
+        core = choice.native()
+        if core is not None:
+            left, indexed = core.begin_changes(self._headers_map, self._geometry, list(frames), owner)
+        else:
+            left = indexed = self._begin_changes(frames, owner)
+        if indexed:
+            self._withdraw(indexed)
+        if left:
+            self._retire(left)
+
+    def _begin_changes(self, frames: Sequence[int], owner: int) -> list[int]:
+        """Make generations odd. Returns which slots held a page."""
         words, owners = self._words, self._owners
         left = []
         for frame in frames:
@@ -238,24 +252,25 @@ class Arena:
                 if generation:
                     left.append(frame)
             owners[frame * (fmt.HEADER_BYTES // 2) + fmt.OWNER_PLACE] = owner
-        if left:
-            self._leave(left)
+        return left
 
-    def _leave(self, frames: Sequence[int]) -> None:
-        """Pages' generations are odd: take them out of the index, then let the epoch move on."""
+    def _withdraw(self, frames: Sequence[int]) -> None:
+        """Pages' generations are odd: take them out of the index."""
         unpack, headers = fmt.HEADER_BODY.unpack_from, self._headers_map
         first = fmt.SLOTS_OFFSET + fmt.BODY_OFFSET
         pages: dict[int, list[tuple[int, bytes]]] = {}
-        ends = []
         for frame in frames:
-            block_hash, _, _, length, namespace, _ = unpack(headers, first + frame * fmt.HEADER_BYTES)
+            block_hash, _, _, _, namespace, _ = unpack(headers, first + frame * fmt.HEADER_BYTES)
             pages.setdefault(namespace, []).append((frame, block_hash))
-            ends.append(frame + fmt.frames_for(length))
         for namespace, some in pages.items():
             self._index.remove_all(namespace, some)
-        epoch = self._epoch[0]
-        for frame, end in zip(frames, ends, strict=True):
-            self._retired_at[frame:end] = epoch
+
+    def _retire(self, frames: Sequence[int]) -> None:
+        """Pages are out of the index: let the epoch move on."""
+        words, retired_at, epoch = self._words, self._retired_at, self._epoch[0]
+        for frame in frames:
+            length = words[frame * fmt.HEADER_WORDS + fmt.DESCRIPTION_WORD] & fmt.LENGTH_MASK
+            retired_at[frame : frame + fmt.frames_for(length)] = epoch
         self._epoch[0] = epoch + 1
 
     def publish(
@@ -275,9 +290,30 @@ class Arena:
             length: of each, in bytes.
             checksums: of each, where it was made.
         """
+        self._sequence += len(frames)
+        core = choice.native()
+        if core is not None:
+            sums = [checksum or 0 for checksum in checksums]
+            joined = b"".join(hashes)
+            sequence = self._sequence
+            unnamed = core.publish(
+                self._headers_map, self._geometry, list(frames), joined, sums, sequence, namespace, length
+            )
+            if unnamed:
+                self.index(namespace, [(frames[place], hashes[place]) for place in unnamed])
+        else:
+            self._publish(frames, hashes, namespace, length, checksums)
+
+    def _publish(
+        self,
+        frames: Sequence[int],
+        hashes: Sequence[bytes],
+        namespace: int,
+        length: int,
+        checksums: Sequence[int | None],
+    ) -> None:
         pack, headers, words = fmt.HEADER_BODY.pack_into, self._headers_map, self._words
         first = fmt.SLOTS_OFFSET + fmt.BODY_OFFSET
-        self._sequence += len(frames)
         sequences = range(self._sequence, self._sequence - len(frames), -1)
         for frame, block_hash, checksum, sequence in zip(frames, hashes, checksums, sequences, strict=True):
             start = first + frame * fmt.HEADER_BYTES

@@ -88,6 +88,9 @@ GENERATION_WORD = 0
 """Which of a header's eight 64-bit words is the generation."""
 CHECKSUM_WORD = 5
 """And which the checksum."""
+DESCRIPTION_WORD = 7
+LENGTH_MASK = 0xFFFFFFFF
+"""And which length, namespace and owner, with the length in these bits."""
 OWNER_PLACE = 31
 """Which of its 16-bit numbers is the owner."""
 

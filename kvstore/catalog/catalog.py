@@ -477,8 +477,8 @@ class Catalog:
             unwritten = [slot for slot in left if dirty[slot]]
             removal.overrun += len(unwritten)
             self._set_dirty(unwritten, namespace, False)
-        held = []
-        unheld = []
+        held: list[Slot] = []
+        unheld: list[Slot] = []
         for slot in retired:
             self.pinned_pages -= slots.pinned[slot]
             slots.pinned[slot] = 0

@@ -29,12 +29,12 @@ const char *core_index_of(struct core_index *index, const void *file, uint64_t s
     return NULL;
 }
 
-/* As kvstore.arena.index.place: a key's home bucket, and the upper half of its word. */
-static void place(const struct core_index *index, const struct core_wanted *wanted, const uint8_t *hash,
-                  uint64_t *home, uint32_t *upper) {
+/* As kvstore.arena.index.place. */
+void core_place(const struct core_index *index, uint64_t namespace_number, const uint8_t *hash, uint64_t *home,
+                uint32_t *upper) {
     uint64_t key[4];
     memcpy(key, hash, sizeof key);
-    uint64_t mixed = wanted->namespace_number * CORE_NAMESPACE_FACTOR;
+    uint64_t mixed = namespace_number * CORE_NAMESPACE_FACTOR;
     for (int i = 0; i < 4; i++)
         mixed += key[i] * factors[i];
     mixed = (mixed ^ mixed >> 32) * CORE_FINAL_FACTOR;
@@ -90,7 +90,7 @@ void core_find(const struct core_index *index, const struct core_wanted *wanted,
     uint32_t upper[CORE_CHUNK];
     const uint8_t *hashes = wanted->hashes + first * CORE_HASH_BYTES;
     for (size_t i = 0; i < count; i++) {
-        place(index, wanted, hashes + i * CORE_HASH_BYTES, &home[i], &upper[i]);
+        core_place(index, wanted->namespace_number, hashes + i * CORE_HASH_BYTES, &home[i], &upper[i]);
         __builtin_prefetch(index->words + home[i] * CORE_BUCKET_WORDS);
         __builtin_prefetch(index->reach + home[i]);
     }

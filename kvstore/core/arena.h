@@ -43,6 +43,10 @@ struct core_geometry {
 const char *core_index_of(struct core_index *index, const void *file, uint64_t size,
                           const struct core_geometry *geometry);
 
+/* A key's home bucket, and the upper half of its word. */
+void core_place(const struct core_index *index, uint64_t namespace_number, const uint8_t *hash, uint64_t *home,
+                uint32_t *upper);
+
 /* Search for `count` keys from the one at `first` on; CORE_CHUNK at most. A frame is -1 where there is no page. */
 void core_find(const struct core_index *index, const struct core_wanted *wanted, size_t first, size_t count,
                int64_t *frames, uint64_t *generations);

@@ -101,6 +101,54 @@ class Core(Protocol):
         start and bytes."""
         ...
 
+    def begin_changes(
+        self, headers: Buffer, geometry: bytes, frames: list[int], owner: int
+    ) -> tuple[list[int], list[int]]:
+        """Make the generations of slots odd, name who may write into them, and clear the words of pages that they held.
+
+        Args:
+            headers: the mapped file, writable, of which there is one writer.
+            frames: the first one of each slot.
+            owner: 16 bits.
+
+        Returns:
+            The frames that held a page; and of these the ones whose word is not in its home bucket: it stays.
+        """
+        ...
+
+    def publish(
+        self,
+        headers: Buffer,
+        geometry: bytes,
+        frames: list[int],
+        hashes: bytes,
+        checksums: list[int],
+        sequence: int,
+        namespace: int,
+        length: int,
+    ) -> list[int]:
+        """Write headers, make the generations even, and name the slots in their home buckets.
+
+        Args:
+            headers: as in ``begin_changes``.
+            hashes: joined; of one namespace, each page of ``length`` bytes.
+            checksums: 0: not made yet.
+            sequence: of the first one in the order of publication; each one behind it counts as older by 1.
+
+        Returns:
+            The places in ``frames`` of those that found no room in their home bucket.
+        """
+        ...
+
+    def put_tags(self, summary: Buffer, buckets: int, keys: bytes) -> int:
+        """As :meth:`kvstore.arena.summary.SummaryWriter.insert`, keys of 64 bytes joined: how many buckets are full
+        from now on."""
+        ...
+
+    def take_tags(self, summary: Buffer, buckets: int, keys: bytes) -> None:
+        """Likewise ``remove``, behind the count of withdrawals."""
+        ...
+
     def join(self, hashes: object) -> bytes | None:
         """The hashes of a list back to back; None where it is no list, or something in it no hash."""
         ...

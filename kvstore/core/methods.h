@@ -13,6 +13,15 @@ METHOD(copy_slots, "(pages, offsets, length, buffers, out, /)",
        "Copy buffers into slots at these offsets, or out of them.")
 METHOD(copy_runs, "(targets, sources, run_bytes, regions, /)",
        "Copy runs between addresses that lie in these regions.")
+METHOD(begin_changes, "(headers, geometry, frames, owner, /)",
+       "Make the generations of slots odd and clear their words: the frames of those that held a page, and of these the\n"
+       "ones whose word is not in its home bucket.")
+METHOD(publish, "(headers, geometry, frames, hashes, checksums, sequence, namespace, length, /)",
+       "Write headers of slots, make their generations even, and name them in their home buckets: the places in the list\n"
+       "of those for which there is no room.")
+METHOD(put_tags, "(summary, buckets, keys, /)",
+       "Say of pages that they may be in a lower tier: how many buckets are full from now on.")
+METHOD(take_tags, "(summary, buckets, keys, /)", "Say no longer of pages that they may be in a lower tier.")
 METHOD(join, "(hashes, /)", "Block hashes back to back; None where something is no such hash.")
 METHOD(look, "(fd, microseconds, /)", "Whether something can be received, looked for without sleeping for so long at most.")
 METHOD(receive, "(fd, into, /)", "Receive what is there: its bytes, 0 at the end, -1 where nothing is there yet.")

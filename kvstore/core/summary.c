@@ -26,9 +26,9 @@ static uint64_t word_at(const uint8_t *file, uint64_t offset) {
     return __atomic_load_n((const uint64_t *)(file + offset), __ATOMIC_ACQUIRE);
 }
 
-/* As kvstore.arena.summary.place: a page's two buckets, and its tag. */
-static uint32_t place(const struct core_summary *summary, const uint8_t *hash, const uint32_t **home,
-                      const uint32_t **partner) {
+/* As kvstore.arena.summary.place. */
+uint32_t core_place_in_summary(const struct core_summary *summary, const uint8_t *hash, const uint32_t **home,
+                               const uint32_t **partner) {
     uint64_t key[4], mixed = summary->seed;
     memcpy(key, hash, sizeof key);
     for (int i = 0; i < 4; i++)
@@ -63,7 +63,7 @@ static void ask_summary(const struct core_summary *summary, const uint8_t *hashe
     for (size_t i = 0; i < count; i++) {
         if (said[i] == CORE_IN_ARENA)
             continue;
-        tag[i] = place(summary, hashes + i * CORE_HASH_BYTES, &home[i], &partner[i]);
+        tag[i] = core_place_in_summary(summary, hashes + i * CORE_HASH_BYTES, &home[i], &partner[i]);
         __builtin_prefetch(home[i]);
         __builtin_prefetch(partner[i]);
     }

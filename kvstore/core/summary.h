@@ -21,6 +21,10 @@ struct core_summary {
 /* NULL, or what is wrong with a mapping of `size` bytes that shall have so many buckets. */
 const char *core_summary_of(struct core_summary *summary, const void *file, uint64_t size, uint64_t buckets);
 
+/* A page's two buckets. Returns its tag. */
+uint32_t core_place_in_summary(const struct core_summary *summary, const uint8_t *hash, const uint32_t **home,
+                               const uint32_t **partner);
+
 /* Whether pages are in the arena, nowhere, or perhaps in a lower tier. Nothing is said of what the arena lacks (all of it
  * is "untold") where this summary does not tell everything of it, is another one by then, or pages left a tier during
  * each of a few looks. */

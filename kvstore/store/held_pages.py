@@ -26,5 +26,5 @@ def writes_of(
         keys, parents = slots.keys(held), slots.parents(held)
         known = list(map(residency.checksum, held))
         views = list(map(residency.view, held))
-    sums = [checksum_of(view) if known_sum is None else known_sum for known_sum, view in zip(known, views, strict=True)]
-    return list(map(PageWrite, keys, sums, views, parents)), sums
+    sums = [checksum_of(view) if made is None else made for made, view in zip(known, views, strict=True)]
+    return list(map(PageWrite, keys, sums, views, parents)), list(sums)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from kvstore.arena.summary import (
     seed_of,
     summary_bytes,
 )
+from kvstore.core import choice
 
 BUCKETS = 128
 
@@ -113,7 +115,8 @@ def test_a_page_in_two_tiers_leaves_twice() -> None:
 
 
 @pytest.mark.parametrize("count", [1, FEW_KEYS + 1])
-def test_withdrawals_are_counted_before_they_are_made(count: int) -> None:
+def test_withdrawals_are_counted_before_they_are_made(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "CHOSEN", choice.Choice(None, "a test says so"))
     memory = Memory()
     keys = [key_of(number) for number in range(count)]
     memory.writer.insert(keys)
@@ -135,6 +138,27 @@ def test_withdrawals_are_counted_before_they_are_made(count: int) -> None:
     memory.writer.remove(keys)
     assert seen[0] == (before + 1, count)
     assert len(seen) == count
+
+
+@pytest.mark.skipif(choice.native() is None, reason=choice.CHOSEN.reason or "native")
+def test_the_native_core_takes_tags_behind_the_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = Memory()
+    keys = [key_of(number) for number in range(5)]
+    memory.writer.insert(keys)
+    before, core, seen = memory.reader.withdrawals, choice.native(), []
+
+    class Seeing:
+        """The core, as it is called."""
+
+        def take_tags(self, *arguments: Any) -> None:
+            seen.append((memory.reader.withdrawals, int(np.count_nonzero(memory.words))))
+            assert core is not None
+            core.take_tags(*arguments)
+
+    monkeypatch.setattr(choice, "CHOSEN", choice.Choice(Seeing(), ""))  # type: ignore[arg-type]
+    memory.writer.remove(keys)
+    assert seen == [(before + 1, 5)]
+    assert not memory.words.any()
 
 
 def test_where_pages_find_no_place_everything_is_maybe_for_good() -> None:

@@ -31,6 +31,7 @@ from tiny_stores import (
 
 from kvstore.arena import format as fmt
 from kvstore.arena.arena import Arena
+from kvstore.core import choice
 from kvstore.errors import NotAttachedError
 from kvstore.page_codes import PageTier
 from kvstore.store.leases import NODE
@@ -510,10 +511,34 @@ class Life:
                     load_pages(store, known, [number])  # exact bytes, or it pushed itself out
 
 
-def killed_at(step: int, shm: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
+class SteppingCore:
+    """The native core's writing calls; there is a step before and after each. What is between two stores of one call is
+    what readers may see at any time: tests/kvstore/core."""
+
+    def __init__(self, core: Any, steps: Steps) -> None:
+        self._core, self._steps = core, steps
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._core, name)
+
+    def begin_changes(self, *arguments: Any) -> Any:
+        return self._stepping(self._core.begin_changes, arguments)
+
+    def publish(self, *arguments: Any) -> Any:
+        return self._stepping(self._core.publish, arguments)
+
+    def _stepping(self, call: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        self._steps.step()
+        done = call(*arguments)
+        self._steps.step()
+        return done
+
+
+def killed_at(step: int, shm: Path, monkeypatch: pytest.MonkeyPatch, core: Any) -> bool:
     """Live, be killed at this step, be taken over. False: life ended before."""
     folder = shm / str(step)
     tier, life, steps = MemoryTier(), Life(), Steps(step)
+    chosen = choice.Choice(core and SteppingCore(core, steps), "")
     store = Store(Arena(folder, 16 * FRAME), [tier], [folder])
     arena: Any = store.arena
     arena._words = SteppingWords(arena._words, steps)
@@ -523,6 +548,7 @@ def killed_at(step: int, shm: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
     arena._units = SteppingUnits(arena._units, steps)
     with monkeypatch.context() as patch:
         patch.setattr(fmt, "HEADER_BODY", SteppingBody(steps))
+        patch.setattr(choice, "CHOSEN", chosen)
         try:
             life.run(store)
             ended = True
@@ -537,9 +563,10 @@ def killed_at(step: int, shm: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
     return not ended
 
 
-def test_killed_at_any_step_of_any_change(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("core", [None, choice.native()], ids=["python", "native"])
+def test_killed_at_any_step_of_any_change(core: object, shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     step = 0
-    while killed_at(step, shm, monkeypatch):
+    while killed_at(step, shm, monkeypatch, core):
         step += 1
     assert step > 200, "the node was not killed in the middle of much"
 

@@ -111,8 +111,7 @@ class Both:
             self.evict(other)
         self.evict(frame)
         self.arena.view(frame, self.length)[:] = np.random.default_rng(key).integers(0, 256, self.length, np.uint8)
-        self.arena.publish(frame, hash_of(key), NUMBER, self.length, None, key)
-        self.arena.index(NUMBER, [(frame, hash_of(key))])
+        self.arena.publish([frame], [hash_of(key)], NUMBER, self.length, [None])
         self.slots[frame] = key
 
     def look(self, wanted: list[int], *, as_list: bool) -> list[object]:

@@ -83,10 +83,11 @@ def test_both_say_the_same(
             file.writer._places[place] = value
         if state != "not named":
             arena.summaries.name(file)
-        for frame, number in enumerate(in_arena):
-            arena.begin_change(frame, 0)
-            arena.publish(frame, HASHES[number], NUMBER, LAYOUT.page_bytes, None, frame)
-            arena.index(NUMBER, [(frame, HASHES[number])])
+        frames = range(len(in_arena))
+        arena.begin_changes(frames, 0)
+        arena.publish(
+            frames, [HASHES[number] for number in in_arena], NUMBER, LAYOUT.page_bytes, [None] * len(in_arena)
+        )
         mapped = MappedArena(arena.directory)
         namespace = OpenedNamespace(LAYOUT, key, 100, "", NUMBER, arena.edition)
         if state == "another edition":
