@@ -193,6 +193,8 @@ class Status:
     """When the certificate ends that the node shows to its callers: seconds since 1970. 0: it has none."""
     lookups: LookupTotals = LookupTotals()
     """Of all namespaces, those included that were dropped."""
+    core: str = ""
+    """Which core the node runs (:mod:`kvstore.core`): ``native`` or ``python``. Empty: an older node does not say."""
     gone: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
     """What the node counted of namespaces that were dropped since, by tenant. Not told to clients."""
     numbers: Mapping[bytes, int] = dataclasses.field(default_factory=dict)

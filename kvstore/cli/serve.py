@@ -27,6 +27,7 @@ from kvstore.client.url import socket_url
 from kvstore.config.load import load_config, load_settings
 from kvstore.config.node import SETTINGS, NodeConfig, parse_address
 from kvstore.config.setting import ENVIRONMENT_PREFIX, in_order_of_flags
+from kvstore.core.choice import check_choice
 from kvstore.errors import InvalidRequestError, KVStoreError
 from kvstore.host.malloc import keep_giving_back, keep_memory_for_messages, limit_malloc_arenas
 from kvstore.host.service_manager import ServiceManager
@@ -113,6 +114,7 @@ def _serve(options: argparse.Namespace) -> int:
     if form == "json":
         _log_as("info", form)  # until the settings are read: what is wrong with them is a line of the log, too
     try:
+        check_choice()
         return _run_node(options, load_config(*sources))
     except KVStoreError as error:
         if form != "json":

@@ -160,7 +160,8 @@ def _client(each: ConnectedClient) -> str:
 
 def _head(status: Status) -> str:
     up = format_duration(status.uptime_seconds)
-    return f"kvstore {status.version}, pid {status.pid}, up {up}, {_count(status.clients, 'client')}"
+    core = f"{status.core} core, " if status.core else ""
+    return f"kvstore {status.version}, {core}pid {status.pid}, up {up}, {_count(status.clients, 'client')}"
 
 
 def _lookups(lookups: LookupTotals) -> str:

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import time
 
+from kvstore.core import choice
 from kvstore.hashing import hash_check
 from kvstore.security.certificate import Validity
 from kvstore.status import (
@@ -77,6 +78,7 @@ def status_of(
         certificate_ends=certificate.ends if certificate is not None else 0.0,
         connected=statistics.connected,
         lookups=LookupTotals.of(statistics.total),
+        core=choice.CHOSEN.name,
         gone=statistics.gone,
         numbers={each.layout.fingerprint: each.number for each in statistics.namespaces},
     )

@@ -421,7 +421,7 @@ class ClientStatus(_message.Message):
     def __init__(self, name: _Optional[str] = ..., way: _Optional[str] = ..., seconds: _Optional[float] = ..., host: _Optional[str] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("version", "instance", "pid", "uptime_seconds", "tiers", "namespaces", "clients", "arena_directory", "disk_directory", "time", "hash_check", "connected", "certificate_ends", "lookups", "certificate_begins")
+    __slots__ = ("version", "instance", "pid", "uptime_seconds", "tiers", "namespaces", "clients", "arena_directory", "disk_directory", "time", "hash_check", "connected", "certificate_ends", "lookups", "certificate_begins", "core")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -437,6 +437,7 @@ class StatusReply(_message.Message):
     CERTIFICATE_ENDS_FIELD_NUMBER: _ClassVar[int]
     LOOKUPS_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_BEGINS_FIELD_NUMBER: _ClassVar[int]
+    CORE_FIELD_NUMBER: _ClassVar[int]
     version: str
     instance: int
     pid: int
@@ -452,4 +453,5 @@ class StatusReply(_message.Message):
     certificate_ends: float
     lookups: LookupCount
     certificate_begins: float
-    def __init__(self, version: _Optional[str] = ..., instance: _Optional[int] = ..., pid: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceStatus, _Mapping]]] = ..., clients: _Optional[int] = ..., arena_directory: _Optional[str] = ..., disk_directory: _Optional[str] = ..., time: _Optional[float] = ..., hash_check: _Optional[bytes] = ..., connected: _Optional[_Iterable[_Union[ClientStatus, _Mapping]]] = ..., certificate_ends: _Optional[float] = ..., lookups: _Optional[_Union[LookupCount, _Mapping]] = ..., certificate_begins: _Optional[float] = ...) -> None: ...
+    core: str
+    def __init__(self, version: _Optional[str] = ..., instance: _Optional[int] = ..., pid: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceStatus, _Mapping]]] = ..., clients: _Optional[int] = ..., arena_directory: _Optional[str] = ..., disk_directory: _Optional[str] = ..., time: _Optional[float] = ..., hash_check: _Optional[bytes] = ..., connected: _Optional[_Iterable[_Union[ClientStatus, _Mapping]]] = ..., certificate_ends: _Optional[float] = ..., lookups: _Optional[_Union[LookupCount, _Mapping]] = ..., certificate_begins: _Optional[float] = ..., core: _Optional[str] = ...) -> None: ...

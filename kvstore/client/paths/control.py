@@ -364,6 +364,7 @@ class RemoteControl:
                 reply.lookups.redis,
                 reply.lookups.objects,
             ),
+            core=reply.core,
         )
 
     def close(self) -> None:

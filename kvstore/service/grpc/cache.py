@@ -153,4 +153,5 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
             certificate_begins=status.certificate_begins,
             certificate_ends=status.certificate_ends,
             lookups=pb.LookupCount(**dataclasses.asdict(status.lookups)),
+            core=status.core,
         )

@@ -20,6 +20,7 @@ from certificates import Authority
 
 import kvstore
 from kvstore.cli import main as cli
+from kvstore.core import choice
 
 ROOT = Path(__file__).parents[3]
 LAYOUT = kvstore.Layout(model="tiny[/b] [red]", block_size=16, page_bytes=5000)
@@ -173,6 +174,12 @@ class TestUsage:
     def test_an_environment_that_cannot_be_right(self, refused, monkeypatch, command):
         monkeypatch.setenv("KVSTORE_ARENA", "much")
         assert "KVSTORE_ARENA: arena: not a size: 'much'" in refused(command)
+
+    def test_a_node_that_cannot_have_the_core_that_was_asked_for(self, refused, monkeypatch, small):
+        monkeypatch.setattr(
+            choice, "CHOSEN", choice.Choice(None, "KVSTORE_CORE is native, and it is stale", wrong=True)
+        )
+        assert "KVSTORE_CORE is native, and it is stale" in refused("serve", *map(str, flat(small)))
 
 
 class TestEndedEarly:
@@ -393,7 +400,9 @@ class TestStatus:
             assert "\x1b" not in done.stdout, "no colours into a pipe"
             # A client that has gone may be listed for a moment.
             lines = [line for line in done.stdout.splitlines() if not line.startswith("connected: ")]
-            assert re.fullmatch(rf"kvstore \S+, pid {node.pid}, up \d+s, \d+ clients?", lines[0])
+            assert re.fullmatch(
+                rf"kvstore \S+, {choice.CHOSEN.name} core, pid {node.pid}, up \d+s, \d+ clients?", lines[0]
+            )
             assert lines[1] == "lookups: none yet"
             head = ["tier", "used", "limit", "pages", "loaded", "asked", "stored", "evicted", "overrun", "refused"]
             assert lines[2].split() == head
