@@ -27,8 +27,9 @@ _EPILOG = """\
 The offline row knows the future: it keeps the blocks that are wanted again soonest. A request hits its longest
 resident prefix; the ratio is hit blocks over all blocks.
 
---workloads needs no trace: chats, agents and questions on documents are made by seed, and for each size the table has
-the hits of the policy that a node uses over LRU's, of the seed with which that is worst.
+--workloads needs no trace: chats, agents and questions on documents are made by seed, a switch from one of them to
+another, and loops. For each size the table has the hits of the policy that a node uses over LRU's, of the seed with
+which that is worst.
 
 exit codes:
   0  done

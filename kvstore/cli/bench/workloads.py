@@ -1,4 +1,5 @@
-"""Generated request traces of three kinds, by seed: chats, agents, questions on documents.
+"""Generated request traces by seed: chats, agents, questions on documents; and what orders of eviction stumble over: a
+switch from one of them to another, and loops.
 
 Each is a list of prompts; a prompt is a tuple of block numbers, head first, and equal numbers are equal prefixes, as in
 a trace. Lengths and pauses are drawn from heavy-tailed distributions, since real ones are; none is fitted to a trace.
@@ -120,4 +121,26 @@ def document(requests: int, seed: int) -> Prompts:
     return prompts
 
 
-WORKLOADS = {"chat": chat, "agent": agent, "document": document}
+def switch(requests: int, seed: int) -> Prompts:
+    """Half of one of the kinds above, then half of another: what was learned is wrong from one request to the next."""
+    first, second = random.Random(seed).sample((chat, agent, document), 2)  # noqa: S311
+    before = first(requests // 2, seed)
+    behind = 1 + max(block for prompt in before for block in prompt)
+    after = second(requests - len(before), seed)
+    return before + [tuple(block + behind for block in prompt) for prompt in after]
+
+
+def loop(requests: int, seed: int) -> Prompts:
+    """The same prompts over and over, then others, more or fewer: LRU hits all of a loop that fits, and nothing of one
+    that does not."""
+    random_ = random.Random(seed)  # noqa: S311
+    blocks = _Blocks()
+    prompts: Prompts = []
+    while len(prompts) < requests:
+        size = random_.choice((5, 10, 20, 40, 80))
+        looped = [blocks.take(_length(random_, 15, 0.5, 60)) for _ in range(size)]
+        prompts += looped * random_.randint(4, 10)
+    return prompts[:requests]
+
+
+WORKLOADS = {"chat": chat, "agent": agent, "document": document, "switch": switch, "loop": loop}
