@@ -99,7 +99,8 @@ def of_lru(workload: str, seed: int, percent: int) -> float:
     """A node's hits over LRU's, counted anew."""
     prompts = WORKLOADS[workload](60, seed)
     pages = max(1, len({block for prompt in prompts for block in prompt}) * percent // 100)
-    return hit_blocks(prompts, pages, POLICIES[DEFAULT_POLICY]()) / hit_blocks(prompts, pages, LeastRecentlyUsed())
+    plain, own = (hit_blocks(prompts, pages, policy) for policy in (LeastRecentlyUsed(), POLICIES[DEFAULT_POLICY]()))
+    return own / plain if plain else 1.0 + own
 
 
 def test_generated_workloads_show_the_worst_seed(
