@@ -12,6 +12,7 @@ import os
 import secrets
 import stat
 from collections.abc import Callable, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,6 +50,8 @@ _MADV_POPULATE_WRITE = 23
 _POPULATE_STEP = 64 << 20
 _SEQUENCES = 1 << 63
 _MOST_TRIES = 100
+_ELSEWHERE = 2
+"""The native core's word for a page whose word is not in its home bucket."""
 """To make and lock a folder that others, who are done with it, remove."""
 _COUNTER_PLACES = {counter: place for place, counter in enumerate(fmt.COUNTERS)}
 _log = logging.getLogger(__name__)
@@ -232,7 +235,11 @@ class Arena:
         """:meth:`begin_change` of many slots."""
         core = choice.native()
         if core is not None:
-            left, indexed = core.begin_changes(self._headers_map, self._geometry, list(frames), owner)
+            told = core.begin_changes(self._headers_map, self._geometry, list(frames), owner)
+            left = list(compress(frames, told))
+            indexed = []
+            if _ELSEWHERE in told:
+                indexed = [frame for frame, how in zip(frames, told, strict=True) if how == _ELSEWHERE]
         else:
             left = indexed = self._begin_changes(frames, owner)
         if indexed:
@@ -293,14 +300,19 @@ class Arena:
         self._sequence += len(frames)
         core = choice.native()
         if core is not None:
-            sums = [checksum or 0 for checksum in checksums]
-            joined = b"".join(hashes)
-            sequence = self._sequence
-            unnamed = core.publish(
-                self._headers_map, self._geometry, list(frames), joined, sums, sequence, namespace, length
+            named = core.publish(
+                self._headers_map,
+                self._geometry,
+                list(frames),
+                b"".join(hashes),
+                [checksum or 0 for checksum in checksums],
+                self._sequence,
+                namespace,
+                length,
             )
-            if unnamed:
-                self.index(namespace, [(frames[place], hashes[place]) for place in unnamed])
+            if 0 in named:
+                pages = zip(frames, hashes, named, strict=True)
+                self.index(namespace, [(frame, block_hash) for frame, block_hash, done in pages if not done])
         else:
             self._publish(frames, hashes, namespace, length, checksums)
 

@@ -116,7 +116,13 @@ class IndexWriter:
     def insert_all(self, namespace: int, pages: Sequence[tuple[int, bytes]]) -> bool:
         """:meth:`insert` for pages of one namespace, (frame, hash) of each. False: there is no place for some."""
         places = self._places_of(namespace, [block_hash for _, block_hash in pages])
-        placed = [self._insert(home, upper, frame) for (home, upper), (frame, _) in zip(places, pages, strict=True)]
+        # Homes first, as the native core does: a page that lies elsewhere takes no other one's home.
+        far = [
+            (home, upper, frame)
+            for (home, upper), (frame, _) in zip(places, pages, strict=True)
+            if not self._put(home, upper << 32 | frame)
+        ]
+        placed = [self._insert(*each) for each in far]
         return all(placed)
 
     def insert(self, namespace: int, block_hash: bytes, frame: int) -> bool:
@@ -124,17 +130,29 @@ class IndexWriter:
         return self._insert(*place(namespace, block_hash, self._buckets), frame)
 
     def _insert(self, home: int, upper: int, frame: int) -> bool:
-        for distance in range(min(MOST_REACH + 1, self._buckets)):
-            start = (home + distance) % self._buckets * BUCKET_WORDS
-            here = self._read[start : start + BUCKET_WORDS].tolist()
-            if 0 in here:
-                if distance:
-                    self._far.setdefault(home, []).append(distance)
-                    self._reach[home] = max(self._reach[home], distance)
-                self._words[start + here.index(0)] = upper << 32 | frame
-                return True
+        word = upper << 32 | frame
+        if self._put(home, word):
+            return True
+        for distance in range(1, min(MOST_REACH + 1, self._buckets)):
+            bucket = (home + distance) % self._buckets
+            if self._has_room(bucket):
+                self._far.setdefault(home, []).append(distance)
+                self._reach[home] = max(self._reach[home], distance)  # before the word that needs it
+                return self._put(bucket, word)
         self.unplaced.add(frame)
         return False
+
+    def _has_room(self, bucket: int) -> bool:
+        return 0 in self._read[bucket * BUCKET_WORDS : (bucket + 1) * BUCKET_WORDS].tolist()
+
+    def _put(self, bucket: int, word: int) -> bool:
+        """Into the first free place of a bucket. False: it has none."""
+        start = bucket * BUCKET_WORDS
+        here = self._read[start : start + BUCKET_WORDS].tolist()
+        if 0 not in here:
+            return False
+        self._words[start + here.index(0)] = word
+        return True
 
     def remove_all(self, namespace: int, pages: Sequence[tuple[int, bytes]]) -> None:
         """:meth:`remove` for pages of one namespace, (frame, hash) of each."""

@@ -239,8 +239,10 @@ class Catalog:
         Returns:
             For each whether it is. Not: the page is here already, and this slot is free again.
         """
+        assert len(slots) == len(dirty), f"{len(slots)} slots, and of {len(dirty)} it is said whether they are dirty"
         table = self.slots
         namespace = table.namespace[slots[0]]
+        self._resident.make_room(len(slots))
         table.apply_all(slots, Event.PUBLISH)
         published = self._resident.add_all(slots)
         came = list(compress(slots, published))
@@ -356,7 +358,7 @@ class Catalog:
         """The lower tiers have these pages."""
         table = self.slots
         written: dict[int, list[Slot]] = {}
-        for slot in slots:
+        for slot in dict.fromkeys(slots):
             if table.dirty[slot]:
                 written.setdefault(table.namespace[slot], []).append(slot)
         for namespace, some in written.items():
@@ -465,10 +467,10 @@ class Catalog:
 
     def _retire(self, retired: Sequence[Slot], removal: Evicted, *, lost: bool) -> None:
         slots, holds, dirty = self.slots, self.slots.holds, self.slots.dirty
-        self._resident.remove_all(retired)
-        self._orders.leave_all([slot for slot in retired if slots.may_leave(slot)], lost=lost)
         removal.left += [slots.frame[slot] for slot in retired]
         removal.keys += slots.keys(retired)
+        self._resident.remove_all(retired)
+        self._orders.leave_all([slot for slot in retired if slots.may_leave(slot)], lost=lost)
         for namespace, some in groupby(retired, slots.namespace.__getitem__):
             left = list(some)
             self._namespaces[namespace] -= len(left)

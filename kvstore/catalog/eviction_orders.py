@@ -98,7 +98,10 @@ class EvictionOrders:
         order = self._order(frames, namespace if apart else 0)
         numbers, free = order.slots, order.free
         entered: list[tuple[int, bytes, int | None]] = []
-        for (slot, parent), key in zip(pages, slots.keys([slot for slot, _ in pages]), strict=True):
+        coming = [slot for slot, _ in pages]
+        unnumbered = set(coming)
+        for (slot, parent), key in zip(pages, slots.keys(coming), strict=True):
+            unnumbered.discard(slot)
             apart_of[slot] = apart
             if free:
                 number = free.pop()
@@ -108,7 +111,13 @@ class EvictionOrders:
                 numbers.append(slot)
             rank[slot] = number
             before = None
-            if parent is not None and frames_of[parent] == frames and apart_of[parent] == apart and may_leave(parent):
+            if (
+                parent is not None
+                and parent not in unnumbered  # whoever names his own tail contradicts himself
+                and frames_of[parent] == frames
+                and apart_of[parent] == apart
+                and may_leave(parent)
+            ):
                 before = rank[parent]
             entered.append((number, key, before))
         order.policy.insert_all(entered)

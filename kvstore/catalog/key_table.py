@@ -65,8 +65,7 @@ class KeyTable:
 
     def add_all(self, added: Sequence[Slot]) -> list[bool]:
         """:meth:`add` for many slots."""
-        while 2 * (self._count + len(added)) > len(self._places):
-            self._rebuild()
+        self.make_room(len(added))
         places, slots, key_hash = self._places, self._slots, self._slots.key_hash
         mask = len(places) - 1
         new: list[bool] = []
@@ -82,6 +81,11 @@ class KeyTable:
                 places[at] = slot
                 self._count += 1
         return new
+
+    def make_room(self, pages: int) -> None:
+        """So many pages more will be added, without memory being asked for then."""
+        while 2 * (self._count + pages) > len(self._places):
+            self._rebuild()
 
     def remove_all(self, removed: Sequence[Slot]) -> None:
         """Let pages be found no longer."""

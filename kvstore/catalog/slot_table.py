@@ -158,6 +158,7 @@ class SlotTable:
 
     def apply_all(self, slots: Sequence[Slot], event: Event) -> None:
         """:meth:`apply` for many slots; where it can't happen to one, it happens to none."""
+        assert len(set(slots)) == len(slots), f"one of the slots {slots} is named twice"
         state_of = self.state
         after: dict[int, int] = {}
         for slot in slots:

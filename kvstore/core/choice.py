@@ -101,9 +101,7 @@ class Core(Protocol):
         start and bytes."""
         ...
 
-    def begin_changes(
-        self, headers: Buffer, geometry: bytes, frames: list[int], owner: int
-    ) -> tuple[list[int], list[int]]:
+    def begin_changes(self, headers: Buffer, geometry: bytes, frames: list[int], owner: int) -> bytes:
         """Make the generations of slots odd, name who may write into them, and clear the words of pages that they held.
 
         Args:
@@ -112,7 +110,7 @@ class Core(Protocol):
             owner: 16 bits.
 
         Returns:
-            The frames that held a page; and of these the ones whose word is not in its home bucket: it stays.
+            One byte a slot: 0: it held no page; 1: it did; 2: it did, and its word is not in its home bucket: it stays.
         """
         ...
 
@@ -126,7 +124,7 @@ class Core(Protocol):
         sequence: int,
         namespace: int,
         length: int,
-    ) -> list[int]:
+    ) -> bytes:
         """Write headers, make the generations even, and name the slots in their home buckets.
 
         Args:
@@ -136,7 +134,7 @@ class Core(Protocol):
             sequence: of the first one in the order of publication; each one behind it counts as older by 1.
 
         Returns:
-            The places in ``frames`` of those that found no room in their home bucket.
+            One byte a slot: 1, or 0 where there is no room in the home bucket.
         """
         ...
 

@@ -14,11 +14,11 @@ METHOD(copy_slots, "(pages, offsets, length, buffers, out, /)",
 METHOD(copy_runs, "(targets, sources, run_bytes, regions, /)",
        "Copy runs between addresses that lie in these regions.")
 METHOD(begin_changes, "(headers, geometry, frames, owner, /)",
-       "Make the generations of slots odd and clear their words: the frames of those that held a page, and of these the\n"
-       "ones whose word is not in its home bucket.")
+       "Make the generations of slots odd and clear their words: one byte a slot, 1 where it held a page, 2 where that\n"
+       "page's word is not in its home bucket, else 0.")
 METHOD(publish, "(headers, geometry, frames, hashes, checksums, sequence, namespace, length, /)",
-       "Write headers of slots, make their generations even, and name them in their home buckets: the places in the list\n"
-       "of those for which there is no room.")
+       "Write headers of slots, make their generations even, and name them in their home buckets: one byte a slot, 0 where\n"
+       "there is no room for it, else 1.")
 METHOD(put_tags, "(summary, buckets, keys, /)",
        "Say of pages that they may be in a lower tier: how many buckets are full from now on.")
 METHOD(take_tags, "(summary, buckets, keys, /)", "Say no longer of pages that they may be in a lower tier.")

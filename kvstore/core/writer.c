@@ -32,7 +32,9 @@ int core_begin_change(const struct core_index *index, uint64_t frame, uint16_t o
     if (generation % 2 == 0)
         __atomic_store_n(header + CORE_GENERATION_WORD, generation + 1, __ATOMIC_RELEASE);
     __atomic_thread_fence(__ATOMIC_SEQ_CST); /* before anything else is written there */
-    __atomic_store_n((uint16_t *)header + CORE_OWNER_PLACE, owner, __ATOMIC_RELAXED);
+    uint64_t description = __atomic_load_n(header + CORE_DESCRIPTION_WORD, __ATOMIC_RELAXED);
+    description = (description & ~((uint64_t)0xFFFF << CORE_OWNER_SHIFT)) | (uint64_t)owner << CORE_OWNER_SHIFT;
+    __atomic_store_n(header + CORE_DESCRIPTION_WORD, description, __ATOMIC_RELAXED);
     return was_page;
 }
 

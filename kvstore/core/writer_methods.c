@@ -4,7 +4,7 @@
 
 #include "reader.h"
 
-/* Numbers below `limit` from a list. NULL: an error is set. */
+/* Numbers below `limit` (0: any) from a list. NULL: an error is set. */
 static uint64_t *take_numbers(PyObject *list, Py_ssize_t *count, uint64_t limit) {
     if (!PyList_Check(list)) {
         PyErr_SetString(PyExc_TypeError, "numbers come in a list");
@@ -17,7 +17,9 @@ static uint64_t *take_numbers(PyObject *list, Py_ssize_t *count, uint64_t limit)
         return NULL;
     }
     for (Py_ssize_t i = 0; i < *count; i++) {
-        numbers[i] = PyLong_AsUnsignedLongLong(PyList_GetItem(list, i));
+        PyObject *number = PyNumber_Index(PyList_GetItem(list, i));
+        numbers[i] = number ? PyLong_AsUnsignedLongLong(number) : 0;
+        Py_XDECREF(number);
         if (PyErr_Occurred())
             goto failed;
         if (limit && numbers[i] >= limit) {
@@ -32,50 +34,35 @@ failed:
     return NULL;
 }
 
-static int append_number(PyObject *list, uint64_t value) {
-    PyObject *number = PyLong_FromUnsignedLongLong(value);
-    int failed = number == NULL || PyList_Append(list, number);
-    Py_XDECREF(number);
-    return !failed;
-}
-
+/* Memory for the answer is there before anything is written: behind that nothing fails. */
 PyObject *core_begin_changes_method(PyObject *module, PyObject *arguments) {
     struct reader reader = {.wanted = {0, 0, NULL}};
     const char *geometry;
     Py_ssize_t geometry_size, count;
     long owner;
-    PyObject *list, *left = NULL, *elsewhere = NULL, *result = NULL;
+    PyObject *list, *told = NULL;
     (void)module;
     if (!PyArg_ParseTuple(arguments, "w*y#Ol", &reader.headers, &geometry, &geometry_size, &list, &owner) ||
         !core_check_reader(&reader, geometry, geometry_size, 0))
         return NULL;
-    if (owner < 0 || owner > 0xFFFF) {
+    uint64_t *frames = NULL;
+    if (owner < 0 || owner > 0xFFFF)
         PyErr_Format(PyExc_ValueError, "an owner has 16 bits, got %ld", owner);
-        PyBuffer_Release(&reader.headers);
-        return NULL;
+    else
+        frames = take_numbers(list, &count, reader.index.frames);
+    if (frames)
+        told = PyBytes_FromStringAndSize(NULL, count);
+    if (told) {
+        char *was_page = PyBytes_AsString(told);
+        for (Py_ssize_t i = 0; i < count; i++)
+            was_page[i] = (char)core_begin_change(&reader.index, frames[i], (uint16_t)owner);
+        for (Py_ssize_t i = 0; i < count; i++)
+            if (was_page[i] && !core_withdraw(&reader.index, frames[i]))
+                was_page[i] = 2;
     }
-    uint64_t *frames = take_numbers(list, &count, reader.index.frames);
-    uint8_t *was_page = frames ? PyMem_Calloc(count ? (size_t)count : 1, 1) : NULL;
-    if (!frames || !was_page)
-        goto done;
-    for (Py_ssize_t i = 0; i < count; i++)
-        was_page[i] = (uint8_t)core_begin_change(&reader.index, frames[i], (uint16_t)owner);
-    left = PyList_New(0);
-    elsewhere = PyList_New(0);
-    if (!left || !elsewhere)
-        goto done;
-    for (Py_ssize_t i = 0; i < count; i++)
-        if (was_page[i] && (!append_number(left, frames[i]) || (!core_withdraw(&reader.index, frames[i]) &&
-                                                                !append_number(elsewhere, frames[i]))))
-            goto done;
-    result = PyTuple_Pack(2, left, elsewhere);
-done:
-    Py_XDECREF(left);
-    Py_XDECREF(elsewhere);
-    PyMem_Free(was_page);
     PyMem_Free(frames);
     PyBuffer_Release(&reader.headers);
-    return result;
+    return told;
 }
 
 PyObject *core_publish_method(PyObject *module, PyObject *arguments) {
@@ -83,9 +70,8 @@ PyObject *core_publish_method(PyObject *module, PyObject *arguments) {
     const char *geometry, *hashes;
     Py_ssize_t geometry_size, size, count, sums_count = 0;
     unsigned long long sequence, number, length;
-    PyObject *list, *sums_list, *unnamed = NULL;
+    PyObject *list, *sums_list, *told = NULL;
     uint64_t *frames = NULL, *sums = NULL;
-    int done = 0;
     (void)module;
     if (!PyArg_ParseTuple(arguments, "w*y#Oy#OKKK", &reader.headers, &geometry, &geometry_size, &list, &hashes, &size,
                           &sums_list, &sequence, &number, &length))
@@ -95,34 +81,24 @@ PyObject *core_publish_method(PyObject *module, PyObject *arguments) {
         return NULL;
     frames = take_numbers(list, &count, reader.index.frames);
     sums = frames ? take_numbers(sums_list, &sums_count, 0) : NULL;
-    if (!frames || !sums)
-        goto end;
-    if (count != reader.count || sums_count != count) {
+    if (sums && (count != reader.count || sums_count != count))
         PyErr_Format(PyExc_ValueError, "%zd frames, %zd hashes and %zd checksums", count, reader.count, sums_count);
-        goto end;
+    else if (sums)
+        told = PyBytes_FromStringAndSize(NULL, count);
+    if (told) {
+        char *is_named = PyBytes_AsString(told);
+        for (Py_ssize_t i = 0; i < count; i++) {
+            struct core_page page = {reader.wanted.hashes + i * CORE_HASH_BYTES, sums[i], sequence - (uint64_t)i,
+                                     number, length};
+            core_publish(&reader.index, frames[i], &page);
+        }
+        for (Py_ssize_t i = 0; i < count; i++)
+            is_named[i] = (char)core_name(&reader.index, frames[i], number, reader.wanted.hashes + i * CORE_HASH_BYTES);
     }
-    unnamed = PyList_New(0);
-    if (!unnamed)
-        goto end;
-    for (Py_ssize_t i = 0; i < count; i++) {
-        struct core_page page = {reader.wanted.hashes + i * CORE_HASH_BYTES, sums[i], sequence - (uint64_t)i, number,
-                                 length};
-        core_publish(&reader.index, frames[i], &page);
-    }
-    for (Py_ssize_t i = 0; i < count; i++)
-        if (!core_name(&reader.index, frames[i], number, reader.wanted.hashes + i * CORE_HASH_BYTES) &&
-            !append_number(unnamed, (uint64_t)i))
-            goto end;
-    done = 1;
-end:
     PyMem_Free(frames);
     PyMem_Free(sums);
     PyBuffer_Release(&reader.headers);
-    if (!done) {
-        Py_XDECREF(unnamed);
-        return NULL;
-    }
-    return unnamed;
+    return told;
 }
 
 /* A writable summary and keys of pages, 64 bytes each. False: an error is set, and nothing is to be released. */

@@ -99,6 +99,7 @@ class Residency:
         """
         if not slots:
             return 0
+        assert len(checksums) == len(slots), f"{len(checksums)} checksums of {len(slots)} pages"
         table = self.slots
         namespace, length = table.namespace[slots[0]], table.length[slots[0]]
         frames = [table.frame[slot] for slot in slots]
@@ -138,10 +139,11 @@ class Residency:
 
     def note_checksums(self, slots: Sequence[Slot], sums: Sequence[int | None]) -> None:
         """Write checksums down that were made of held pages."""
-        frame, is_resident, set_checksum = self.slots.frame, self.slots.is_resident, self._arena.set_checksum
+        frame, is_resident, known = self.slots.frame, self.slots.is_resident, self._arena.checksum
         for slot, checksum in zip(slots, sums, strict=True):
-            if checksum is not None and is_resident(slot):
-                set_checksum(frame[slot], checksum)
+            # The first one counts: bytes that have changed since would have another one.
+            if checksum is not None and is_resident(slot) and known(frame[slot]) is None:
+                self._arena.set_checksum(frame[slot], checksum)
 
     def quarantine(self, slots: Sequence[Slot], now: float) -> None:
         """Reserved or lapsed slots whose client was found dead ``now``: a device may still copy into them."""

@@ -4,6 +4,7 @@ import fcntl
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from kvstore.arena import arena as arena_module
 from kvstore.arena import format as fmt
 from kvstore.arena.arena import Arena, FoundSlab
+from kvstore.core import choice
 from kvstore.errors import InUseError, ResourceError
 
 KIB = 1 << 10
@@ -357,3 +359,23 @@ def test_the_lock_is_the_kernels(shm: Path) -> None:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         arena.close()
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
+def test_the_epoch_moves_on_when_pages_are_out_of_the_index(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a reader that announces the later one could still find them there."""
+    monkeypatch.setattr(choice, "CHOSEN", choice.Choice(None, "a test says so"))
+    arena = make(shm)
+    arena.begin_changes([1, 2], 7)
+    arena.publish([1, 2], [b"1" * 32, b"2" * 32], 1, 4096, [None, None])
+    epoch, seen = arena._epoch[0], []
+    remove_all = arena._index.remove_all
+
+    def removing(*arguments: Any) -> None:
+        seen.append(arena._epoch[0])
+        remove_all(*arguments)
+
+    monkeypatch.setattr(arena._index, "remove_all", removing)
+    arena.begin_changes([1, 2], 0)
+    assert seen == [epoch]
+    assert (arena._epoch[0], arena.retired_at(1, 2)) == (epoch + 1, epoch)
+    arena.close()

@@ -8,7 +8,7 @@ import pytest
 from kvstore.arena.format import FRAME_BYTES
 from kvstore.catalog.catalog import Catalog
 from kvstore.catalog.evictor import Evicted
-from kvstore.catalog.policies import LeastRecentlyUsed
+from kvstore.catalog.policies import ExpectedReuse, LeastRecentlyUsed
 from kvstore.catalog.slabs import Slabs
 from kvstore.catalog.slot_state import Event, Slot, SlotState
 from kvstore.catalog.slot_table import SlotTable
@@ -410,3 +410,54 @@ def test_a_prefix_that_is_to_be_touched_later_is_before_anything_else_happens_to
         getattr(pages.catalog, then)([pages.find(2)])
     left = [pages.put(number).left for number in range(10, 14)]
     assert left == ([[2], [3], [1], [0]] if then == "reserve" else [[3], [1], [0], [2]])
+
+
+def test_pages_of_several_namespaces_leave_at_once() -> None:
+    """As a slab of another size is made of theirs."""
+    pages = Pages(frames=16)
+    for number in range(16):
+        pages.put(number, dirty=number % 3 == 0, namespace=1 + number % 2)
+    removal = pages.put(100, frames=8, namespace=3)
+    assert sorted(removal.left) == list(range(8))
+    assert removal.overrun == 3
+    assert [pages.catalog.pages_of(namespace) for namespace in (1, 2, 3)] == [4, 4, 1]
+    assert pages.dirty(16) == [12, 9, 15]
+
+
+def test_of_pages_published_at_once_those_that_are_here_are_free_again() -> None:
+    pages = Pages()
+    pages.put(1)
+    slots = [pages.reserve(number)[0] for number in (1, 2, 3, 2)]
+    assert None not in slots
+    pages.writing.clear()
+    catalog, coming = pages.catalog, [slot for slot in slots if slot is not None]
+    assert catalog.publish(coming, [True, True, False, True]) == [False, True, True, False]
+    pages.check()
+    assert pages.here() == {1, 2, 3}
+    assert (pages.dirty(8), catalog.used_frames, catalog.pages_of(1)) == ([2], 3, 3)
+    catalog.mark_clean([*coming[1:3], coming[1]])
+    pages.check()
+    assert pages.dirty(8) == []
+
+
+def test_a_page_that_says_it_comes_behind_its_own_tail_holds_no_other_page() -> None:
+    """Whoever stores so contradicts himself: no page waits for it."""
+    catalog = Catalog(Slabs(8, 1), ExpectedReuse)
+    other, _ = catalog.reserve(key(9), 1, FRAME_BYTES, 0)
+    assert other is not None
+    catalog.publish([other], [False])
+    slots: list[Slot] = []
+    catalog.reserve_all([key(1), key(2)], 1, FRAME_BYTES, 0, [key(2), key(1)], slots, Evicted())
+    catalog.publish(slots, [False, False])
+    catalog.touch(slots)
+    catalog.check_integrity()
+    assert next(iter(catalog._orders.slots())) == other, "it was used longest ago, and nothing is behind it"
+
+
+@pytest.mark.parametrize("dirty", [[True], [True, False, False]])
+def test_publishing_says_of_each_page_whether_it_is_dirty(dirty: list[bool]) -> None:
+    pages = Pages()
+    slots = [slot for slot in (pages.reserve(1)[0], pages.reserve(2)[0]) if slot is not None]
+    with pytest.raises(AssertionError, match="2 slots"):
+        pages.catalog.publish(slots, dirty)
+    pages.check()

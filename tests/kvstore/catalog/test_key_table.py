@@ -46,20 +46,19 @@ def test_keys_come_and_go(steps: list[tuple[str, int, int, int]], bits: int, wra
         table = KeyTable(slots)
         there: dict[bytes, int] = {}
         for what, first, count, step in steps:
-            for number in range(first, min(first + count * step, KEYS), step):
-                page = key(number)
-                if what == "add":
-                    slot = slots.add(0, page, 1 + page[31], 1, 0, SlotState.RESIDENT)
-                    assert table.add(slot) == (page not in there)
-                    gone = slot if page in there else None
+            pages = [key(number) for number in range(first, min(first + count * step, KEYS), step)]
+            if what == "add":
+                added = [slots.add(0, page, 1 + page[31], 1, 0, SlotState.RESIDENT) for page in pages]
+                assert table.add_all(added) == [page not in there for page in pages]
+                gone = [slot for page, slot in zip(pages, added, strict=True) if page in there]
+                for page, slot in zip(pages, added, strict=True):
                     there.setdefault(page, slot)
-                else:
-                    gone = there.pop(page, None)
-                    if gone is not None:
-                        table.remove_all([gone])
-                if gone is not None:
-                    slots.state[gone] = SlotState.FREE
-                    slots.remove_all([gone])
+            else:
+                gone = [there.pop(page) for page in pages if page in there]
+                table.remove_all(gone)
+            for slot in gone:
+                slots.state[slot] = SlotState.FREE
+            slots.remove_all(gone)
         for namespace in range(3):
             wanted = [key(number) for number in range(namespace, KEYS + 30, 3)]
             assert table.find_all(wanted).tolist() == [there.get(page, -1) for page in wanted]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvstore.arena import format as fmt
@@ -56,7 +56,12 @@ CHANGES = st.one_of(
 )
 
 
+OVERFLOWING = [*range(9), 34]
+"""The ninth lies in the home bucket of the last one, if it comes before it."""
+
+
 @given(st.lists(CHANGES, max_size=12))
+@example([("publish", OVERFLOWING, 1, 100), ("begin", OVERFLOWING[:5], 7, 0), ("publish", [20, 21, *range(5)], 1, 9)])
 @settings(max_examples=80, deadline=None)
 def test_both_write_the_same(changes: list[tuple[str, list[int], int, int]]) -> None:
     """A page lies in the frame of its own number, so that none is twice."""
@@ -136,8 +141,17 @@ def test_wrong_pages_are_errors_in_words_and_nothing_is_written(
         with pytest.raises(error, match=text):
             core.begin_changes(headers, GEOMETRY, changed["frames"], 1)
     assert not headers.any()
-    assert core.begin_changes(headers, GEOMETRY, [1, 2], 1) == ([], [])
-    assert core.publish(*right.values()) == [], "nothing is held"
+    assert core.begin_changes(headers, GEOMETRY, [1, 2], 1) == bytes(2)
+    assert core.publish(*right.values()) == b"\1\1", "nothing is held"
+
+
+def test_numbers_may_be_numpys() -> None:
+    core = choice.native()
+    assert core is not None
+    headers = HEADERS.copy()
+    frames: Any = list(np.array([3, 4], np.uint32))
+    assert core.begin_changes(headers, GEOMETRY, frames, 1) == bytes(2)
+    assert core.publish(headers, GEOMETRY, frames, bytes(64), list(np.array([5, 6], np.uint64)), 1, 1, 1) == b"\1\1"
 
 
 @pytest.mark.parametrize("owner", [-1, 1 << 16])
