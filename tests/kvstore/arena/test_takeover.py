@@ -644,3 +644,15 @@ def test_a_flipped_byte_in_an_arena_taken_over_is_found(open_store: OpenStore) -
     assert again.statistics().counters["corrupt"] == 3
     again.check_integrity()
     assert np.array_equal(again.arena.view(frame_of(again, known, 4), 9000), payload_of(known, page_hash(4)))
+
+
+def test_the_first_checksum_of_a_page_counts(open_store: OpenStore) -> None:
+    """Bytes that have changed since would have another one, which must not hide that."""
+    store = open_store(64)
+    known = store.open_namespace(layout_of("a", 9000))
+    put_pages(store, known, [1])
+    residency = store._state.residency
+    [slot] = residency.catalog.resident()
+    residency.note_checksums([slot], [5])
+    residency.note_checksums([slot], [6])
+    assert residency.checksum(slot) == 5

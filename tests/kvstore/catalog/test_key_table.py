@@ -113,3 +113,14 @@ def test_a_slot_is_told_from_the_next_one_of_its_number() -> None:
     assert slots.find_stamp(stamp) is None
     assert slots.find_stamp(slots.stamp(slot)) == slot
     assert (slots.key(slot), slots.parent(slot)) == (key(1), b"")
+
+
+def test_a_table_grows_for_all_that_come_at_once() -> None:
+    slots = SlotTable()
+    table = KeyTable(slots)
+    keys = [number.to_bytes(64, "big") for number in range(1000)]
+    added = [slots.add(0, each, 1, 1, 0, SlotState.RESIDENT) for each in keys]
+    assert table.add_all(added) == [True] * 1000
+    assert table.find_all(keys).tolist() == added
+    table.remove_all(added[::2])
+    assert sorted(table.all()) == sorted(added[1::2])
