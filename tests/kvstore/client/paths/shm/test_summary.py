@@ -17,6 +17,7 @@ from kvstore.arena.format import SOMEWHERE
 from kvstore.client.paths.control import RemoteControl
 from kvstore.client.paths.shm import mapped_arena as mapped
 from kvstore.client.paths.shm.path import ShmPath
+from kvstore.core import choice
 from kvstore.errors import UnavailableError
 from kvstore.node.node import Node
 
@@ -213,7 +214,9 @@ def test_an_older_node_is_asked_through_grpc(
 def test_a_page_without_a_place_in_the_index_is_asked_for(
     node: Node, pages: kvstore.Namespace, asked: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvstore.arena.index.MOST_REACH", -1)
+    monkeypatch.setattr(choice, "CHOSEN", choice.Choice(None, "a test says so"))
+    monkeypatch.setattr("kvstore.arena.index.IndexWriter._put", lambda *_: False)
+    monkeypatch.setattr("kvstore.arena.index.IndexWriter._has_room", lambda *_: False)
     assert pages.store(prompt(50, 1), payload(1)).stored == 1
     assert pages.lookup(prompt(50, 1)).tiers == ("arena",)
     assert asked == [("socket", 1)]
