@@ -66,7 +66,8 @@ class LowerTiers:
                 for place, (key, here) in enumerate(zip(keys, in_arena(keys), strict=True))
                 if not answer[place] and not here
             ]
-            nowhere.sort(key=_place)  # heads first, whichever list: the tier may not get to the end in time
+            if len(asked) > 1:  # heads first, whichever list: the tier may not get to the end in time
+                nowhere.sort(key=_place)
             there = self._look_up(self.shared, [key for _, _, key in nowhere]) if nowhere else []
             redis = PageTier.REDIS
             for (answer, place, _), here in zip(nowhere, there, strict=True):

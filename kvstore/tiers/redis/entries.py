@@ -85,6 +85,8 @@ class Entries:
         if not keys:
             return [], 0
         raw, _ = self.seen(keys, deadline)
+        if not any(raw):
+            return [None] * len(keys), 0
         return [decode(value) for value in raw], sum(isinstance(value, ServerError) for value in raw)
 
     def placing(self, chunks: Sequence[NewChunk], stale: Mapping[bytes, bytes]) -> list[tuple[Request, list[Placed]]]:

@@ -185,6 +185,10 @@ class RespSocket:
 
     def _array(self, number: int, deadline: float, depth: int) -> list[Reply]:
         """Elements of an array; most are nil, or strings as long as the one before, and all here."""
+        end = self._start + number * len(_NIL)
+        if end <= self._end and self._buffer.startswith(_NIL * number, self._start, end):  # of a new prompt's pages
+            self._start = end
+            return [None] * number
         buffer, out = self._buffer, list[Reply]()
         head, length = _NIL, 0
         while len(out) < number:
