@@ -50,9 +50,9 @@ _MADV_POPULATE_WRITE = 23
 _POPULATE_STEP = 64 << 20
 _SEQUENCES = 1 << 63
 _MOST_TRIES = 100
+"""To make and lock a folder that others, who are done with it, remove."""
 _ELSEWHERE = 2
 """The native core's word for a page whose word is not in its home bucket."""
-"""To make and lock a folder that others, who are done with it, remove."""
 _COUNTER_PLACES = {counter: place for place, counter in enumerate(fmt.COUNTERS)}
 _log = logging.getLogger(__name__)
 
@@ -298,40 +298,25 @@ class Arena:
             checksums: of each, where it was made.
         """
         self._sequence += len(frames)
+        sums = [checksum or 0 for checksum in checksums]
+        pages = list(zip(frames, hashes, strict=True))
         core = choice.native()
         if core is not None:
+            joined, sequence = b"".join(hashes), self._sequence
             named = core.publish(
-                self._headers_map,
-                self._geometry,
-                list(frames),
-                b"".join(hashes),
-                [checksum or 0 for checksum in checksums],
-                self._sequence,
-                namespace,
-                length,
+                self._headers_map, self._geometry, list(frames), joined, sums, sequence, namespace, length
             )
-            if 0 in named:
-                pages = zip(frames, hashes, named, strict=True)
-                self.index(namespace, [(frame, block_hash) for frame, block_hash, done in pages if not done])
+            pages = [page for page, done in zip(pages, named, strict=True) if not done] if 0 in named else []
         else:
-            self._publish(frames, hashes, namespace, length, checksums)
-
-    def _publish(
-        self,
-        frames: Sequence[int],
-        hashes: Sequence[bytes],
-        namespace: int,
-        length: int,
-        checksums: Sequence[int | None],
-    ) -> None:
-        pack, headers, words = fmt.HEADER_BODY.pack_into, self._headers_map, self._words
-        first = fmt.SLOTS_OFFSET + fmt.BODY_OFFSET
-        sequences = range(self._sequence, self._sequence - len(frames), -1)
-        for frame, block_hash, checksum, sequence in zip(frames, hashes, checksums, sequences, strict=True):
-            start = first + frame * fmt.HEADER_BYTES
-            pack(headers, start, block_hash, checksum or 0, sequence, length, namespace, 0)
-            words[frame * fmt.HEADER_WORDS + fmt.GENERATION_WORD] += 1
-        self.index(namespace, list(zip(frames, hashes, strict=True)))
+            pack, headers, words = fmt.HEADER_BODY.pack_into, self._headers_map, self._words
+            first = fmt.SLOTS_OFFSET + fmt.BODY_OFFSET
+            sequences = range(self._sequence, self._sequence - len(frames), -1)
+            for (frame, block_hash), checksum, sequence in zip(pages, sums, sequences, strict=True):
+                start = first + frame * fmt.HEADER_BYTES
+                pack(headers, start, block_hash, checksum, sequence, length, namespace, 0)
+                words[frame * fmt.HEADER_WORDS + fmt.GENERATION_WORD] += 1
+        if pages:
+            self.index(namespace, pages)
 
     def index(self, namespace: int, pages: Sequence[tuple[int, bytes]]) -> None:
         """Let published pages of a namespace be found: (frame, hash) of each."""

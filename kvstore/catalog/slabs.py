@@ -88,12 +88,8 @@ class Slabs:
                 del with_free_slots[slab.first_unit]
         return frames
 
-    def free(self, frame: int) -> None:
-        """Take a slot back."""
-        self.free_all((frame,))
-
     def free_all(self, frames: Sequence[int]) -> None:
-        """:meth:`free` for many slots."""
+        """Take slots back."""
         owner, unit_frames = self._owner, self.unit_frames
         for frame in frames:
             slab = owner[frame // unit_frames]

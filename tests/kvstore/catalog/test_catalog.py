@@ -348,7 +348,7 @@ def test_the_slot_that_was_free_for_longest_is_given_out_first() -> None:
     frames = [slabs.allocate(1) for _ in range(8)]
     for frame in (frames[3], frames[6], frames[1]):
         assert frame is not None
-        slabs.free(frame)
+        slabs.free_all([frame])
     assert [slabs.allocate(1) for _ in range(3)] == [frames[3], frames[6], frames[1]]
 
 

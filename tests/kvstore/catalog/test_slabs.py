@@ -25,7 +25,7 @@ def test_any_sequence_of_sizes_allocates_without_overlap(data: st.DataObject) ->
     for _ in range(data.draw(st.integers(1, 60))):
         if used and data.draw(st.booleans()):
             frame = data.draw(st.sampled_from(sorted(used)))
-            slabs.free(frame)
+            slabs.free_all([frame])
             del used[frame]
         else:
             size = data.draw(st.sampled_from(SIZES))
@@ -46,7 +46,7 @@ def test_what_was_written_down_is_put_back(sizes: list[int], data: st.DataObject
     slabs = Slabs(UNITS, UNIT_FRAMES)
     used = {frame: size for size in sizes if (frame := slabs.allocate(size)) is not None}
     for frame in data.draw(st.lists(st.sampled_from(sorted(used)), unique=True)):
-        slabs.free(frame)
+        slabs.free_all([frame])
         del used[frame]
     table = slabs.unit_table()
     again = Slabs(UNITS, UNIT_FRAMES)
@@ -73,7 +73,7 @@ def test_empty_slabs_go_to_another_size() -> None:
     small = grown(slabs, 1, UNITS * UNIT_FRAMES)
     assert slabs.allocate(8) is None
     for frame in small:
-        slabs.free(frame)
+        slabs.free_all([frame])
     large = grown(slabs, 8, UNITS * UNIT_FRAMES // 8)
     slabs.check_integrity(dict.fromkeys(large, 8))
     assert slabs.slabs_of_size(1) == 0
@@ -84,7 +84,7 @@ def test_slabs_in_use_stay() -> None:
     slabs = Slabs(UNITS, UNIT_FRAMES)
     small = grown(slabs, 1, UNITS * UNIT_FRAMES)
     for frame in small[1:]:
-        slabs.free(frame)
+        slabs.free_all([frame])
     used = {small[0]: 1}
     while (frame := slabs.allocate(4)) is not None:
         used[frame] = 4
@@ -114,8 +114,8 @@ def test_integrity_finds_what_does_not_add_up() -> None:
     for wrong in ({}, {frame: 1}, {frame: 2, frame + 1: 2}, {frame: 2, frame + 2: 2}, {frame: 2, 60: 1}):
         with pytest.raises(AssertionError):
             slabs.check_integrity(wrong)
-    slabs.free(frame)
-    slabs.free(frame)
+    slabs.free_all([frame])
+    slabs.free_all([frame])
     with pytest.raises(AssertionError):
         slabs.check_integrity({})
 
